@@ -275,6 +275,24 @@ def keys_of(node: Any, component: str) -> Iterator[str]:
     yield from (_key(component, side, TARGET) for side in targets)
 
 
+def names_client_only(method: Collection[str] | None) -> bool:
+    """Return whether the config of a method has a client, as `method=mine.moon.Moon` has, and no server rule."""
+    return {*SIDES}.intersection(method or ()) == {"client"}
+
+
+def with_defaults(node: Mapping[str, Any], component: str) -> dict[str, Any]:
+    """Return the config of a component with its defaults, in the order of the signatures.
+
+    Raises:
+        SettingsError: see `settings_of`.
+    """
+    if component == "method" and names_client_only(node):
+        node = {**node, "server": {TARGET: server_of(node["client"][TARGET])}}
+    targets = {name: node[name] for name in (TARGET, *SIDES) if name in node}
+    known = settings_of(targets_of(node, component), component, node)
+    return {**targets, **{name: parameter.default for name, parameter in known.items()}, **node}
+
+
 def check_component(node: Mapping[str, Any], component: str) -> dict[str, Any]:
     """Return the config of a component with its values as the types of its settings; tuples are lists, as in YAML.
 

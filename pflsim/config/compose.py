@@ -25,17 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
 from pflsim.config import checks
-from pflsim.config.components import (
-    COMPONENTS,
-    SIDES,
-    TARGET,
-    bind,
-    check_component,
-    server_of,
-    settings_of,
-    short_name,
-    targets_of,
-)
+from pflsim.config.components import COMPONENTS, TARGET, bind, check_component, short_name, with_defaults
 from pflsim.config.help import groups_in
 from pflsim.config.names import FOLDER, nearest, shortened, unknown_key
 from pflsim.config.settings import Settings
@@ -324,23 +314,17 @@ def _is_target(override: Override, groups: Mapping[str, Sequence[str]]) -> bool:
     return group in COMPONENTS and isinstance(name, str) and "." in name and name not in groups[group]
 
 
-def names_client_only(config: Mapping[str, Any]) -> bool:
-    """Return whether a config has the client of a method, as in `method=mine.moon.Moon`, and no server rule."""
-    return {*SIDES}.intersection(config["method"] or ()) == {"client"}
-
-
 def _with_defaults(given: Mapping[str, Any]) -> DictConfig:
     """Return a config with every default, in the order of `Settings` and of the signatures."""
-    values = {**asdict(Settings()), **given}
-    for key, default in asdict(Settings()).items():
+    defaults = asdict(Settings())
+    values = {**defaults, **given}
+    for key, default in defaults.items():
         node = values[key]
-        if key in COMPONENTS and isinstance(node, Mapping) and node:
-            if names_client_only(given) and key == "method":
-                node = {**node, "server": {TARGET: server_of(node["client"][TARGET])}}
-            default = {name: node[name] for name in (TARGET, *SIDES) if name in node}
-            for name, parameter in settings_of(targets_of(node, key), key, node).items():
-                default[name] = parameter.default
-        if isinstance(default, dict) and isinstance(node, Mapping):
+        if not isinstance(node, Mapping):
+            continue
+        if key in COMPONENTS and node:
+            values[key] = with_defaults(node, key)
+        elif isinstance(default, dict):
             values[key] = {**default, **node}
     return OmegaConf.create(values)
 

@@ -16,6 +16,7 @@ from pflsim.data.splits import Assign
 from pflsim.data.targets import as_task
 from pflsim.errors import SettingsError, own_errors, reading
 from pflsim.seeding import numpy_generator, seeded_global
+from pflsim.types import SPLITS
 
 
 class PartitionRule(Protocol):
@@ -97,22 +98,15 @@ def _within_domains(dataset: Dataset, rule: PartitionRule, split: SplitRule, cli
         raise SettingsError(
             f"clients={clients}: the domains have {sum(dataset.domains)} clients; expected equal numbers"
         )
-    parts, found = dict[str, tuple[np.ndarray, ...]](), list[Partition]()
+    found = list[Partition]()
     places = [np.flatnonzero(ids == number) for number in range(len(dataset.domains))]
     for number, (rows, size) in enumerate(zip(places, dataset.domains, strict=True)):
-        own = replace(
-            dataset,
-            name=dataset.client_names[number] if dataset.client_names else dataset.name,
-            x=dataset.x[rows],
-            y=dataset.y[rows],
-            clients=ids[rows],
-            train_size=int((rows < dataset.train_size).sum()),
-        )
-        found.append(federate(own, rule, split, size, seed, number))
-    for name in ("train", "val", "test"):
-        each = zip(places, found, strict=True)
-        parts[name] = tuple(rows[part] for rows, own in each for part in getattr(own, name))
-    return Partition(parts["train"], parts["val"], parts["test"])
+        name = dataset.client_names[number] if dataset.client_names else dataset.name
+        own = dataset.taken(rows, int((rows < dataset.train_size).sum()))
+        found.append(federate(replace(own, name=name), rule, split, size, seed, number))
+    each = [*zip(places, found, strict=True)]
+    train, val, test = (tuple(rows[part] for rows, own in each for part in getattr(own, name)) for name in SPLITS)
+    return Partition(train, val, test)
 
 
 def federate(

@@ -22,7 +22,8 @@ from pflsim.data.partitions.deal import apportion, class_sizes, deal
 from pflsim.errors import SettingsError
 
 Assign = Callable[[np.ndarray], list[np.ndarray]]
-Parts = Sequence[np.ndarray]
+Pair = tuple[np.ndarray, np.ndarray]
+"""Two parts of a client's rows."""
 TestBy = Literal["labels", "clients"]
 
 
@@ -58,7 +59,7 @@ def official(
         held = np.stack([class_sizes(dataset.y[rows], dataset.num_classes) for rows in pool])
         counts = own_test_counts(held, class_sizes(dataset.y[tests], dataset.num_classes), rng)
         test = [tests[part] for part in deal(dataset.y[tests], counts, rng)]
-    return _finish(dataset, pool, test, validation, rng)
+    return _finish(dataset, [*zip(pool, test, strict=True)], validation, rng)
 
 
 def merged(
@@ -85,7 +86,7 @@ def merged(
             )
         tested = min(max(len(rows) - int(fraction * len(rows) + 0.5), 1), len(rows) - 1)
         parts.append(_divided(dataset, rows, tested, rng))
-    return _finish(dataset, *zip(*parts, strict=True), validation, rng)
+    return _finish(dataset, parts, validation, rng)
 
 
 def counts(
@@ -119,7 +120,7 @@ def counts(
             )
         _, kept = _divided(dataset, rows, train + test, rng)
         parts.append(_divided(dataset, kept, test, rng))
-    return _finish(dataset, *zip(*parts, strict=True), validation, rng)
+    return _finish(dataset, parts, validation, rng)
 
 
 def _tests_by_client(dataset: Dataset, pool: list[np.ndarray], tests: np.ndarray) -> list[np.ndarray]:
@@ -149,14 +150,18 @@ def _divided(dataset: Dataset, rows: np.ndarray, size: int, rng: np.random.Gener
     return np.delete(rows, chosen), rows[chosen]
 
 
-def _finish(dataset: Dataset, train: Parts, test: Parts, validation: float, rng: np.random.Generator) -> Partition:
-    """Draw the validation rows and sort all rows. Clients of two or more rows get at least one if validation > 0."""
-    parts = []
+def _finish(dataset: Dataset, parts: Sequence[Pair], validation: float, rng: np.random.Generator) -> Partition:
+    """Draw validation rows from the training rows of each pair of training and test rows, and sort all rows.
+
+    Clients of two or more rows get at least one if validation > 0.
+    """
+    train, test = zip(*parts, strict=True)
+    drawn = list[Pair]()
     for rows in train:
         size = min(max(int(validation * len(rows) + 0.5), 1), len(rows) - 1) if validation > 0 else 0
-        parts.append(_divided(dataset, rows, size, rng))
-    kept, val = zip(*parts, strict=True)
-    return Partition(*(tuple(map(np.sort, rows)) for rows in (kept, val, test)))
+        drawn.append(_divided(dataset, rows, size, rng))
+    kept, val = zip(*drawn, strict=True)
+    return Partition(tuple(map(np.sort, kept)), tuple(map(np.sort, val)), tuple(map(np.sort, test)))
 
 
 def own_test_counts(held: np.ndarray, available: np.ndarray, rng: np.random.Generator) -> np.ndarray:
