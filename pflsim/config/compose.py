@@ -113,11 +113,8 @@ def composed(overrides: Sequence[str], folders: Sequence[Path]) -> Composition:
         raise SettingsError(f"{quick[0].input_line}: expected true or false, as in +experiment=NAME quick=true")
     asked = [override for override in asked if override not in quick]
     _check_groups(asked, groups)
-    for override in asked:
-        if override.is_sweep_override():
-            raise SettingsError(
-                f"{override.input_line}: several values need --multirun; one with a comma: \"KEY='a,b'\""
-            )
+    for line in (override.input_line for override in asked if override.is_sweep_override()):
+        raise SettingsError(f"{line}: several values need --multirun; one with a comma: \"KEY='a,b'\"")
     if is_quick := bool(quick and quick[-1].value()):
         experiment = [override for override in asked if override.key_or_group == "experiment"]
         smaller = _compose(experiment, folders, groups)[0].get(QUICK)
@@ -207,16 +204,15 @@ def sweep(overrides: Sequence[str], folders: Sequence[Path]) -> list[list[str]]:
     choices = []
     several = any(override.key_or_group == "method" and override.is_sweep_override() for override in asked)
     for override in asked:
+        line = str(override.input_line)
         if several and str(override.key_or_group).startswith(("method.client", "method.server")):
-            raise SettingsError(
-                f"{override.input_line} would hold for every method of the sweep; write YAML files for them"
-            )
+            raise SettingsError(f"{line} would hold for every method of the sweep; write YAML files for them")
         if not override.is_sweep_override():
-            choices.append([str(override.input_line)])
+            choices.append([line])
         elif override.is_discrete_sweep():
             choices.append([f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()])
         else:
-            raise SettingsError(f"{override.input_line}: expected a list of values, {override.key_or_group}=1,2,3")
+            raise SettingsError(f"{line}: expected a list of values, {override.key_or_group}=1,2,3")
     return [list(job) for job in itertools.product(*choices)]
 
 
@@ -301,9 +297,8 @@ def _check_groups(overrides: Sequence[Override], groups: Mapping[str, Sequence[s
             continue
         value = override.value()
         if isinstance(value, list):
-            raise SettingsError(
-                f"{override.input_line}: expected one {group}; with -m {group}={','.join(map(str, value))}"
-            )
+            several = f"{group}={','.join(map(str, value))}"
+            raise SettingsError(f"{override.input_line}: expected one {group}; with -m {several}")
         near = nearest(str(value), groups[group]) + ", or optimizer=torch.optim.NAME" * (group == "optimizer")
         raise SettingsError(f"{override.input_line}: there is no {group} of that name; {near}")
 

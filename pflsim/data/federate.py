@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.random import Generator
 
 from pflsim.config.components import bind, component_name, settings_of, targets_of
 from pflsim.config.settings import Settings
@@ -23,13 +24,7 @@ class PartitionRule(Protocol):
     """A partition rule `rule(labels, num_classes, clients, rng, client_ids)` with its settings filled in."""
 
     def __call__(
-        self,
-        labels: np.ndarray,
-        num_classes: int,
-        clients: int,
-        rng: np.random.Generator,
-        client_ids: np.ndarray | None,
-        /,
+        self, labels: np.ndarray, num_classes: int, clients: int, rng: Generator, client_ids: np.ndarray | None, /
     ) -> list[np.ndarray]:
         """Return one array of row numbers per client, disjoint."""
         ...
@@ -46,7 +41,7 @@ class ExplicitPartition(Protocol):
 class SplitRule(Protocol):
     """A split rule `split(dataset, assign, rng)` with its settings filled in."""
 
-    def __call__(self, dataset: Dataset, assign: Assign, rng: np.random.Generator, /) -> Partition:
+    def __call__(self, dataset: Dataset, assign: Assign, rng: Generator, /) -> Partition:
         """Return the training, validation and test rows of all clients."""
         ...
 
@@ -54,7 +49,7 @@ class SplitRule(Protocol):
 class ShiftRule(Protocol):
     """A shift rule `rule(dataset, clients, rng)` with its settings filled in."""
 
-    def __call__(self, dataset: Dataset, clients: int, rng: np.random.Generator, /) -> Shift:
+    def __call__(self, dataset: Dataset, clients: int, rng: Generator, /) -> Shift:
         """Return how the examples of each client are shifted."""
         ...
 
@@ -86,7 +81,7 @@ def load_federation(settings: Settings) -> tuple[Dataset, Partition]:
             partition = _within_domains(dealt, rule, split_rule, clients, settings.seed)
         else:
             partition = federate(dealt, rule or (lambda *_: list(given.train)), split_rule, clients, settings.seed)
-    dataset = dataset.fit(dataset, partition) if dataset.fit else dataset
+    dataset = replace(dataset.fit(dataset, partition), fit=None) if dataset.fit else dataset
     shift = shift_rule(dataset, clients, numpy_generator(settings.seed, "shift"))
     return dataset, replace(partition, shift=shift, names=given.names or names_of(dataset, partition))
 
@@ -94,10 +89,9 @@ def load_federation(settings: Settings) -> tuple[Dataset, Partition]:
 def _within_domains(dataset: Dataset, rule: PartitionRule, split: SplitRule, clients: int, seed: int) -> Partition:
     """Partition each domain over its clients, with random streams of its own."""
     ids = dataset.clients
-    if ids is None or sum(dataset.domains) != clients:
-        raise SettingsError(
-            f"clients={clients}: the domains have {sum(dataset.domains)} clients; expected equal numbers"
-        )
+    size = sum(dataset.domains)
+    if ids is None or size != clients:
+        raise SettingsError(f"clients={clients}: the domains have {size} clients; expected equal numbers")
     found = list[Partition]()
     places = [np.flatnonzero(ids == number) for number in range(len(dataset.domains))]
     for number, (rows, size) in enumerate(zip(places, dataset.domains, strict=True)):

@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import Literal
 
 import numpy as np
+from numpy.random import Generator
 
 from pflsim.config.settings import Count
 from pflsim.config.validate import Chance, Share
@@ -28,7 +29,7 @@ TestBy = Literal["labels", "clients"]
 
 
 def official(
-    dataset: Dataset, assign: Assign, rng: np.random.Generator, *, validation: Chance = 0.1, test_by: TestBy = "labels"
+    dataset: Dataset, assign: Assign, rng: Generator, *, validation: Chance = 0.1, test_by: TestBy = "labels"
 ) -> Partition:
     """Partition the official training part; draw each client's test examples from the official test part.
 
@@ -63,7 +64,7 @@ def official(
 
 
 def merged(
-    dataset: Dataset, assign: Assign, rng: np.random.Generator, *, fraction: Share = 0.75, validation: Chance = 0.1
+    dataset: Dataset, assign: Assign, rng: Generator, *, fraction: Share = 0.75, validation: Chance = 0.1
 ) -> Partition:
     """Partition all examples, then split each client's examples of each class into a training and a test part.
 
@@ -90,13 +91,7 @@ def merged(
 
 
 def counts(
-    dataset: Dataset,
-    assign: Assign,
-    rng: np.random.Generator,
-    *,
-    train: Count = 500,
-    test: Count = 100,
-    validation: Chance = 0.1,
+    dataset: Dataset, assign: Assign, rng: Generator, *, train: Count = 500, test: Count = 100, validation: Chance = 0.1
 ) -> Partition:
     """Partition all examples, then draw a fixed number per client that follows the client's label distribution.
 
@@ -136,13 +131,12 @@ def _tests_by_client(dataset: Dataset, pool: list[np.ndarray], tests: np.ndarray
         if client not in owners:
             own = {*ids[pool[client]].tolist()} if dataset.client_names else ()
             name = f"client {', '.join(dataset.client_names[each] for each in own) or client}"
-            raise SettingsError(
-                f"split.test_by=clients: {name} has no example in the official test part; use split=merged"
-            )
+            lacking = f"{name} has no example in the official test part"
+            raise SettingsError(f"split.test_by=clients: {lacking}; use split=merged")
     return [tests[owners == client] for client in range(len(pool))]
 
 
-def _divided(dataset: Dataset, rows: np.ndarray, size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def _divided(dataset: Dataset, rows: np.ndarray, size: int, rng: Generator) -> tuple[np.ndarray, np.ndarray]:
     """Choose `size` of the rows in proportion to their classes; return the others and these, in the given order."""
     labels = dataset.y[rows]
     wanted = apportion(class_sizes(labels, dataset.num_classes), size, rng)
@@ -150,7 +144,7 @@ def _divided(dataset: Dataset, rows: np.ndarray, size: int, rng: np.random.Gener
     return np.delete(rows, chosen), rows[chosen]
 
 
-def _finish(dataset: Dataset, parts: Sequence[Pair], validation: float, rng: np.random.Generator) -> Partition:
+def _finish(dataset: Dataset, parts: Sequence[Pair], validation: float, rng: Generator) -> Partition:
     """Draw validation rows from the training rows of each pair of training and test rows, and sort all rows.
 
     Clients of two or more rows get at least one if validation > 0.
@@ -164,7 +158,7 @@ def _finish(dataset: Dataset, parts: Sequence[Pair], validation: float, rng: np.
     return Partition(tuple(map(np.sort, kept)), tuple(map(np.sort, val)), tuple(map(np.sort, test)))
 
 
-def own_test_counts(held: np.ndarray, available: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def own_test_counts(held: np.ndarray, available: np.ndarray, rng: Generator) -> np.ndarray:
     """Return the number of test examples per client and class, close to each client's own label distribution.
 
     Client i has D_ij training examples of class j; T_j test examples of class j exist. Each client receives about
@@ -201,7 +195,7 @@ def own_test_counts(held: np.ndarray, available: np.ndarray, rng: np.random.Gene
 
 
 def _round_fairly(
-    counts: np.ndarray, held: np.ndarray, j: int, total: int, deficit: np.ndarray, rng: np.random.Generator
+    counts: np.ndarray, held: np.ndarray, j: int, total: int, deficit: np.ndarray, rng: Generator
 ) -> np.ndarray:
     """Distribute `total` examples of class j in proportion to held[:, j], in place; return the accumulated losses.
 

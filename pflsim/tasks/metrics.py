@@ -44,9 +44,9 @@ def predicted_classes(scores: Tensor) -> Tensor:
 def probabilities(task: TaskName, scores: Tensor) -> Tensor:
     """Return the probabilities of classes or labels, or values as they are, in float64."""
     scores = scores.double()
-    return {"classification": lambda: scores.softmax(1), "multilabel": scores.sigmoid, "regression": lambda: scores}[
-        task
-    ]()
+    if task == "classification":
+        return scores.softmax(1)
+    return scores.sigmoid() if task == "multilabel" else scores
 
 
 # The table. Each function has the arguments scores as `predict` returns them, probabilities, targets and options, and
@@ -63,24 +63,23 @@ def _accuracy(scores: Tensor, p: Tensor, y: Tensor) -> Any:
     return hits.double().mean()
 
 
-def _per_class(name: str, scores: Tensor, y: Tensor) -> Tensor:
+def _per_class(score: str, scores: Tensor, y: Tensor) -> Tensor:
     """Return a torchmetrics score of every class [C]; a prediction that is not finite is a class of its own."""
     classes, guesses = scores.shape[1], predicted_classes(scores)
     guesses = torch.where(guesses < 0, classes, guesses)
-    return _library(name, guesses, y, num_classes=classes + 1, average="none", validate_args=False)[:-1].double()
+    options = {"num_classes": classes + 1, "average": "none", "validate_args": False}
+    return _library(f"classification.multiclass_{score}", guesses, y, **options)[:-1].double()
 
 
 def _balanced_accuracy(scores: Tensor, p: Tensor, y: Tensor) -> Any:
-    return _per_class("classification.multiclass_recall", scores, y)[
-        y.unique()
-    ].mean()  # of the classes that the client has
+    return _per_class("recall", scores, y)[y.unique()].mean()  # of the classes that the client has
 
 
 def _macro_f1(scores: Tensor, p: Tensor, y: Tensor) -> Any:
     if y.ndim > 1:
         return _library("classification.multilabel_f1_score", p, y.int(), y.shape[1], validate_args=False)
     found = torch.cat((y, predicted_classes(scores))).unique()
-    return _per_class("classification.multiclass_f1_score", scores, y)[found[found >= 0]].mean()
+    return _per_class("f1_score", scores, y)[found[found >= 0]].mean()
 
 
 def _top_k_accuracy(scores: Tensor, p: Tensor, y: Tensor, top_k: int = 5) -> Any:

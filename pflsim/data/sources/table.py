@@ -103,7 +103,7 @@ def load(
     Raises:
         SettingsError: the file cannot be read, or a column is missing or is no number and no category.
     """
-    rows, encoder = _encoded(Source(path, test, label, client, min_examples), features, categorical)
+    rows, encoder = _read(Source(path, test, label, client, min_examples), features, categorical)
 
     def fitted(dataset: Dataset, partition: Partition) -> Dataset:
         columns, whole = encoder.columns(rows.frame), np.unique(np.concatenate(partition.train))
@@ -117,21 +117,19 @@ def load(
                     own = np.concatenate(parts)
                     used.append(encoder.fit(columns.iloc[parts[0]], known))
                     x[own] = used[-1].transform(columns.iloc[own])
-        return replace(dataset, x=x, fit=None, encoder=dumped(replace(encoder, fitted=used)))
+        return replace(dataset, x=x, encoder=dumped(replace(encoder, fitted=used)))
 
     return rows.dataset(encoder.columns(rows.frame), np.float32, fit=fitted)
 
 
 def defaults(load: partial[Dataset]) -> dict[str, Any]:
     """Return the settings of a run that a table chooses unless they are given, by key; `load` has its settings."""
-    return defaults_of(
-        load, "tabular_mlp", lambda source, its: _encoded(source, its["features"], its["categorical"])[0]
-    )
+    return defaults_of(load, "tabular_mlp", lambda source, its: _read(source, its["features"], its["categorical"])[0])
 
 
-def _encoded(source: Source, features: Sequence[str] | None, categorical: Sequence[str] | None) -> tuple[Rows, Encoder]:
+def _read(source: Source, features: Sequence[str] | None, categorical: Sequence[str] | None) -> tuple[Rows, Encoder]:
     """Return the rows of a table, and the encoder of its columns, not fitted."""
-    categorical = categorical or ()
+    categorical = categorical or []
     rows = read_rows("table", source, None if features is None else [*features, *categorical])
     frame, where = rows.frame, f"data.path={source.path}"
     others = [name for name in frame.columns if name not in (source.label, source.client)]

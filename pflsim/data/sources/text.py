@@ -127,14 +127,8 @@ def load(
     def fitted(dataset: Dataset, partition: Partition) -> Dataset:
         whole = np.unique(np.concatenate(partition.train))
         every = encoder.fit([str(each) for each in rows.frame[text].fillna("").iloc[whole]], vocabulary)
-        return replace(
-            dataset,
-            x=every(rows.frame),
-            vocabulary=every.size,
-            fields=FIELDS if masked else (),
-            fit=None,
-            encoder=dumped(every),
-        )
+        fields = FIELDS if masked else ()
+        return replace(dataset, x=every(rows.frame), vocabulary=every.size, fields=fields, encoder=dumped(every))
 
     content: Any = rows.frame[[text]].astype(str)
     return rows.dataset(content, np.int64, fit=fitted)
