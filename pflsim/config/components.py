@@ -168,14 +168,11 @@ def _check_kind(found: Any, kind: Any, where: str) -> None:
     """Refuse a target that is not what the simulator calls."""
     arguments = [*inspect.signature(kind.__call__).parameters][1:]
     wanted, returned = typing.get_type_hints(kind.__call__)["return"], returned_type(found)
-    if returned != wanted and not (
-        isinstance(returned, type) and isinstance(wanted, type) and issubclass(returned, wanted)
-    ):
+    inherits = isinstance(returned, type) and isinstance(wanted, type) and issubclass(returned, wanted)
+    if returned != wanted and not inherits:
         name = wanted.__name__ if isinstance(wanted, type) else str(wanted)
-        raise SettingsError(
-            f"{where} does not return {name}; expected a function ({', '.join([*arguments, '*', 'SETTINGS'])}) -> "
-            f"{name}, or such a class"
-        )
+        form = ", ".join([*arguments, "*", "SETTINGS"])
+        raise SettingsError(f"{where} does not return {name}; expected a function ({form}) -> {name}, or such a class")
     keywords = {p.name: None for p in inspect.signature(found).parameters.values() if p.kind is p.KEYWORD_ONLY}
     try:
         if inspect.isabstract(found):

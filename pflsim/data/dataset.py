@@ -188,9 +188,8 @@ def dataset_warnings(dataset: Dataset) -> tuple[str, ...]:
     if len(empty):
         names = f"{', '.join(map(str, empty[:MAX_NAMED]))}{', ...' if len(empty) > MAX_NAMED else ''}"
         why = f"; labels begin at {dataset.y.min()}, expected 0" if dataset.y.min() > 0 else ""
-        found.append(
-            f"{dataset.name}: {len(empty)} of {dataset.num_classes} classes have no training examples: {names}{why}"
-        )
+        lacking = f"{len(empty)} of {dataset.num_classes} classes have no training examples"
+        found.append(f"{dataset.name}: {lacking}: {names}{why}")
     if dataset.x.dtype == np.float32 and dataset.mean is None:
         x = dataset.x.ravel()
         with np.errstate(over="ignore"):

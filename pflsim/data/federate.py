@@ -138,9 +138,8 @@ def federate(
             raise SettingsError("the partition rule assigned an example more than once; expected disjoint arrays")
         return [rows[part] for part in parts]
 
-    return _check_partition(
-        split_rule(dataset, assign, numpy_generator(seed, "split", domain)), clients, len(dataset.y)
-    )
+    partition = split_rule(dataset, assign, numpy_generator(seed, "split", domain))
+    return _check_partition(partition, clients, len(dataset.y))
 
 
 def _check_partition(partition: Partition, clients: int, examples: int) -> Partition:
@@ -166,10 +165,8 @@ def valid_rows(given: Any, clients: int, examples: int, what: str, least: int) -
         SettingsError: there are not N lists of row numbers, or a list is too short.
     """
     if not isinstance(given, list | tuple) or len(given) != clients:
-        size = f" of {len(given)}" if isinstance(given, list | tuple) else ""
-        raise SettingsError(
-            f"{what}: expected a list for each of clients={clients}, found a {type(given).__name__}{size}"
-        )
+        found = type(given).__name__ + (f" of {len(given)}" if isinstance(given, list | tuple) else "")
+        raise SettingsError(f"{what}: expected a list for each of clients={clients}, found a {found}")
     found = []
     for client, each in enumerate(given):
         with reading(f"{what} of client {client}", "a list of integers"):

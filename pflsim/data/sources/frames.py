@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
 from inspect import signature
 from pathlib import Path
@@ -74,33 +74,24 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows that are used, the training part first; see `Dataset`."""
+    """The rows that are used, the training part first, and their data set, which has no inputs yet."""
 
-    name: str
     frame: DataFrame
-    y: np.ndarray
-    classes: int
-    values: tuple[Any, ...] | None
-    train_size: int
-    clients: np.ndarray | None
-    names: tuple[str, ...]
-    notes: tuple[str, ...]
+    targets: Dataset
 
-    def dataset(self, content: DataFrame, dtype: Any, **more: Any) -> Dataset:
+    def dataset(self, content: DataFrame, dtype: Any, fit: Callable[[Dataset, Any], Dataset]) -> Dataset:
         """Return the data set whose inputs are made after the partition.
 
         Args:
             content: what identifies the examples.
             dtype: of the inputs.
-            more: further arguments of `Dataset`.
+            fit: makes the inputs, see `Dataset`.
         """
         from pandas import util
 
         hashes: Any = util.hash_pandas_object
         hashed = hashes(content, index=False).to_numpy()[:, None]
-        about = {"values": self.values, "clients": self.clients, "client_names": self.names, "notes": self.notes}
-        x = np.zeros((len(content), 1), dtype)
-        return Dataset(self.name, x, self.y, self.classes, self.train_size, content=hashed, **about, **more)
+        return replace(self.targets, x=np.zeros((len(content), 1), dtype), content=hashed, fit=fit)
 
 
 def read_rows(data: str, source: Source, columns: Sequence[str] | None) -> Rows:
@@ -164,9 +155,10 @@ def _read(source: Source, columns: tuple[str, ...] | None, stamps: tuple[int, ..
     y = np.asarray(frame[label][keep].tolist())
     if unlabelled and y.dtype.kind == "f" and (y == np.rint(y)).all():  # integers, before some were missing
         y = y.astype(np.int64)
-    y, classes, found, about = found_targets(name, y)
-    size = int(keep[training].sum())
-    return Rows(name, frame.loc[keep], y, classes, found, size, clients, names, (*notes, *about))
+    y, classes, values, about = found_targets(name, y)
+    more = {"clients": clients, "client_names": names, "values": values, "notes": (*notes, *about)}
+    none = np.empty((len(y), 0), np.float32)
+    return Rows(frame.loc[keep], Dataset(name, none, y, classes, int(keep[training].sum()), **more))
 
 
 def _frame(path: str, key: str) -> DataFrame:
@@ -203,7 +195,7 @@ def defaults_of(load: partial[Dataset], model: str, rows: Callable[[Source, dict
     if not source.client:
         return chosen
     more = {"split.test_by": "clients"} if source.test else {}
-    return {**chosen, **more, "partition": "by_client", "clients": len(rows(source, given).names)}
+    return {**chosen, **more, "partition": "by_client", "clients": len(rows(source, given).targets.client_names)}
 
 
 def check_columns(where: str, frame: DataFrame, wanted: Sequence[str]) -> None:
