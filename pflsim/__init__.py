@@ -70,23 +70,22 @@ def run(
     """
     from pflsim.analysis.runs import read_run
 
-    (folder,) = _run(overrides, config_dirs, settings, multirun=False, callbacks=callbacks)
+    (folder,) = _run(_texts(settings, overrides), config_dirs, callbacks, multirun=False)
     return read_run(folder)
 
 
-def _run(
-    overrides: Sequence[str],
-    config_dirs: Sequence[str | Path],
-    settings: Mapping[str, Any],
-    multirun: bool,
-    callbacks: Iterable[Any] = (),
-) -> list[Path]:
-    """Run one or several runs and return their folders."""
+def _texts(settings: Mapping[str, Any], overrides: Sequence[str], sweep: bool = False) -> list[str]:
+    """Return all settings as on the command line; with `sweep`, lists are those of several runs."""
     from pflsim.commands.overrides import overrides_of
+
+    return [*overrides_of(settings, sweep), *overrides]
+
+
+def _run(texts: list[str], config_dirs: Iterable[str | Path], callbacks: Iterable[Any], multirun: bool) -> list[Path]:
+    """Run one or several runs and return their folders."""
     from pflsim.commands.sweep import run_all
     from pflsim.config.compose import config_folders, configs
 
-    texts = [*overrides_of(settings, multirun), *overrides]
     jobs, found = configs(texts, multirun, config_folders([*map(str, config_dirs)]))
     done: list[Path] = []
     run_all(jobs, found, done, callbacks=callbacks)
@@ -115,7 +114,7 @@ def sweep(
         SettingsError: a setting is wrong; nothing was started.
         RunError: a run ended early; the others were run.
     """
-    return load(_run(overrides, config_dirs, settings, multirun=True, callbacks=[*callbacks]))
+    return load(_run(_texts(settings, overrides, sweep=True), config_dirs, [*callbacks], multirun=True))
 
 
 def tune(
@@ -147,12 +146,10 @@ def tune(
         SettingsError: a setting or a space is wrong, or the folder has another study.
         RunError: a method or a run is missing in the comparison.
     """
-    from pflsim.commands.overrides import overrides_of
     from pflsim.commands.tune import run_study
 
-    texts = [*overrides_of(settings, sweep=True), *overrides]
     options = {"trials": trials, "seeds": seeds, "rounds": rounds, "config_dir": [*map(str, config_dirs)]}
-    return load(run_study(Path(into), {"settings": texts, **options}))
+    return load(run_study(Path(into), {"settings": _texts(settings, overrides, sweep=True), **options}))
 
 
 def partition(
@@ -173,10 +170,9 @@ def partition(
         SettingsError: a setting is wrong, or the folder has a partition.
     """
     from pflsim.cli import checked
-    from pflsim.commands.overrides import overrides_of
     from pflsim.data.record import write_federation
 
-    (found,) = checked([*overrides_of(settings), *overrides], False, [*map(str, config_dirs)])
+    (found,) = checked(_texts(settings, overrides), False, [*map(str, config_dirs)])
     return write_federation(found, Path(into))[1]
 
 
@@ -202,12 +198,21 @@ def export(
     Raises:
         SettingsError: there is no such model, or torch.export cannot export it.
     """
+    name, place = None if client is None else str(client), None if out is None else Path(out)
+    return [path for path, _ in _exports().exported(_folder(run), name, str(round), model, place)]
+
+
+def _exports() -> Any:
+    """Return the module that reads models; by name, because pflsim does not import lightning_modules."""
+    importlib.import_module("lightning_modules.light")
+    return importlib.import_module("lightning_modules.export")
+
+
+def _folder(run: Run | str | Path) -> Path:
+    """Return the folder of a run."""
     from pflsim.analysis.runs import Run
 
-    importlib.import_module("lightning_modules.light")
-    exported = importlib.import_module("lightning_modules.export").exported
-    folder, place = run.folder if isinstance(run, Run) else Path(run), None if out is None else Path(out)
-    return [path for path, _ in exported(folder, None if client is None else str(client), str(round), model, place)]
+    return run.folder if isinstance(run, Run) else Path(run)
 
 
 def resume(
@@ -276,13 +281,10 @@ def load_model(
     Raises:
         SettingsError: there is no such model, or it cannot be read.
     """
-    from pflsim.analysis.runs import Run
     from pflsim.config.validate import checked
 
     checked("client", int | str | None, client)
-    importlib.import_module("lightning_modules.light")
-    export = importlib.import_module("lightning_modules.export")  # by name: pflsim does not import lightning_modules
-    return export.SavedModels(run.folder if isinstance(run, Run) else Path(run), str(round)).load(client, model)
+    return _exports().SavedModels(_folder(run), str(round)).load(client, model)
 
 
 def compare(

@@ -49,7 +49,7 @@ class ClientError(RunError):
         round_number: int,
         phase: str,
         reason: str,
-        suspects: tuple[int, ...] | None = None,
+        suspects: tuple[int, ...] = (),
         names: Sequence[str] = (),
     ):
         super().__init__(f"{called(client, names)} failed in round {round_number} ({phase}): {reason}")
@@ -113,9 +113,7 @@ def place_of(error: BaseException) -> str:
 
 
 @contextmanager
-def client_errors(
-    client: int, round_number: int, phase: str, suspects: tuple[int, ...] | None = None
-) -> Iterator[None]:
+def client_errors(client: int, round_number: int, phase: str, suspects: tuple[int, ...] = ()) -> Iterator[None]:
     """Raise an error inside the block as a `ClientError` with these arguments."""
     try:
         yield

@@ -45,9 +45,8 @@ class Message:
         """Return the message with its tensors on `device`; `extra` says whether the extra tensors move too."""
         if device.type == "cpu":
             return self
-        prototypes = self.prototypes
-        if prototypes is not None:
-            prototypes = Prototypes(prototypes.means.to(device), prototypes.counts.to(device))
+        own = self.prototypes
+        prototypes = own and Prototypes(own.means.to(device), own.counts.to(device))
         weights = {name: tensor.to(device) for name, tensor in self.weights.items()}
         extras = {name: tensor.to(device) for name, tensor in self.extra.items()} if extra else self.extra
         return replace(self, weights=weights, prototypes=prototypes, extra=extras)

@@ -67,9 +67,8 @@ def cohort_size(clients: int, fraction: float) -> int:
     """
     size = int(fraction * clients + 0.5)
     if size < 1:
-        raise SettingsError(
-            f"fraction={fraction} selects none of {clients} clients; one client is fraction={1 / clients:.3g}"
-        )
+        least = f"fraction={1 / clients:.3g}"
+        raise SettingsError(f"fraction={fraction} selects none of {clients} clients; one client is {least}")
     return size
 
 

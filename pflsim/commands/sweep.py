@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pflsim.config.checks import check_sweep
-from pflsim.config.compose import Composition, names_client_only, run_settings, to_settings
+from pflsim.config.components import names_client_only
+from pflsim.config.compose import Composition, run_settings, to_settings
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
@@ -88,7 +89,7 @@ def _of_all(settings: Callable[[Composition], T], configs: Sequence[Composition]
 
 def _found_server(config: Composition, settings: Settings) -> str:
     """Return a line with the server rule of a method that is named by its client only."""
-    if settings.progress in ("quiet", "none") or not names_client_only(config.config):
+    if settings.progress in ("quiet", "none") or not names_client_only(config.config["method"]):
         return ""
     return f"method={settings.names['method']}: the server rule is {settings.method['server']['_target_']}\n"
 

@@ -168,14 +168,11 @@ def _check_kind(found: Any, kind: Any, where: str) -> None:
     """Refuse a target that is not what the simulator calls."""
     arguments = [*inspect.signature(kind.__call__).parameters][1:]
     wanted, returned = typing.get_type_hints(kind.__call__)["return"], returned_type(found)
-    if returned != wanted and not (
-        isinstance(returned, type) and isinstance(wanted, type) and issubclass(returned, wanted)
-    ):
+    inherits = isinstance(returned, type) and isinstance(wanted, type) and issubclass(returned, wanted)
+    if returned != wanted and not inherits:
         name = wanted.__name__ if isinstance(wanted, type) else str(wanted)
-        raise SettingsError(
-            f"{where} does not return {name}; expected a function ({', '.join([*arguments, '*', 'SETTINGS'])}) -> "
-            f"{name}, or such a class"
-        )
+        form = ", ".join([*arguments, "*", "SETTINGS"])
+        raise SettingsError(f"{where} does not return {name}; expected a function ({form}) -> {name}, or such a class")
     keywords = {p.name: None for p in inspect.signature(found).parameters.values() if p.kind is p.KEYWORD_ONLY}
     try:
         if inspect.isabstract(found):
@@ -273,6 +270,24 @@ def keys_of(node: Any, component: str) -> Iterator[str]:
         return
     yield from (_key(component, name) for name in names)
     yield from (_key(component, side, TARGET) for side in targets)
+
+
+def names_client_only(method: Collection[str] | None) -> bool:
+    """Return whether the config of a method has a client, as `method=mine.moon.Moon` has, and no server rule."""
+    return {*SIDES}.intersection(method or ()) == {"client"}
+
+
+def with_defaults(node: Mapping[str, Any], component: str) -> dict[str, Any]:
+    """Return the config of a component with its defaults, in the order of the signatures.
+
+    Raises:
+        SettingsError: see `settings_of`.
+    """
+    if component == "method" and names_client_only(node):
+        node = {**node, "server": {TARGET: server_of(node["client"][TARGET])}}
+    targets = {name: node[name] for name in (TARGET, *SIDES) if name in node}
+    known = settings_of(targets_of(node, component), component, node)
+    return {**targets, **{name: parameter.default for name, parameter in known.items()}, **node}
 
 
 def check_component(node: Mapping[str, Any], component: str) -> dict[str, Any]:

@@ -25,17 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
 from pflsim.config import checks
-from pflsim.config.components import (
-    COMPONENTS,
-    SIDES,
-    TARGET,
-    bind,
-    check_component,
-    server_of,
-    settings_of,
-    short_name,
-    targets_of,
-)
+from pflsim.config.components import COMPONENTS, TARGET, bind, check_component, short_name, with_defaults
 from pflsim.config.help import groups_in
 from pflsim.config.names import FOLDER, nearest, shortened, unknown_key
 from pflsim.config.settings import Settings
@@ -123,11 +113,8 @@ def composed(overrides: Sequence[str], folders: Sequence[Path]) -> Composition:
         raise SettingsError(f"{quick[0].input_line}: expected true or false, as in +experiment=NAME quick=true")
     asked = [override for override in asked if override not in quick]
     _check_groups(asked, groups)
-    for override in asked:
-        if override.is_sweep_override():
-            raise SettingsError(
-                f"{override.input_line}: several values need --multirun; one with a comma: \"KEY='a,b'\""
-            )
+    for line in (override.input_line for override in asked if override.is_sweep_override()):
+        raise SettingsError(f"{line}: several values need --multirun; one with a comma: \"KEY='a,b'\"")
     if is_quick := bool(quick and quick[-1].value()):
         experiment = [override for override in asked if override.key_or_group == "experiment"]
         smaller = _compose(experiment, folders, groups)[0].get(QUICK)
@@ -217,16 +204,15 @@ def sweep(overrides: Sequence[str], folders: Sequence[Path]) -> list[list[str]]:
     choices = []
     several = any(override.key_or_group == "method" and override.is_sweep_override() for override in asked)
     for override in asked:
+        line = str(override.input_line)
         if several and str(override.key_or_group).startswith(("method.client", "method.server")):
-            raise SettingsError(
-                f"{override.input_line} would hold for every method of the sweep; write YAML files for them"
-            )
+            raise SettingsError(f"{line} would hold for every method of the sweep; write YAML files for them")
         if not override.is_sweep_override():
-            choices.append([str(override.input_line)])
+            choices.append([line])
         elif override.is_discrete_sweep():
             choices.append([f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()])
         else:
-            raise SettingsError(f"{override.input_line}: expected a list of values, {override.key_or_group}=1,2,3")
+            raise SettingsError(f"{line}: expected a list of values, {override.key_or_group}=1,2,3")
     return [list(job) for job in itertools.product(*choices)]
 
 
@@ -311,9 +297,8 @@ def _check_groups(overrides: Sequence[Override], groups: Mapping[str, Sequence[s
             continue
         value = override.value()
         if isinstance(value, list):
-            raise SettingsError(
-                f"{override.input_line}: expected one {group}; with -m {group}={','.join(map(str, value))}"
-            )
+            several = f"{group}={','.join(map(str, value))}"
+            raise SettingsError(f"{override.input_line}: expected one {group}; with -m {several}")
         near = nearest(str(value), groups[group]) + ", or optimizer=torch.optim.NAME" * (group == "optimizer")
         raise SettingsError(f"{override.input_line}: there is no {group} of that name; {near}")
 
@@ -324,23 +309,17 @@ def _is_target(override: Override, groups: Mapping[str, Sequence[str]]) -> bool:
     return group in COMPONENTS and isinstance(name, str) and "." in name and name not in groups[group]
 
 
-def names_client_only(config: Mapping[str, Any]) -> bool:
-    """Return whether a config has the client of a method, as in `method=mine.moon.Moon`, and no server rule."""
-    return {*SIDES}.intersection(config["method"] or ()) == {"client"}
-
-
 def _with_defaults(given: Mapping[str, Any]) -> DictConfig:
     """Return a config with every default, in the order of `Settings` and of the signatures."""
-    values = {**asdict(Settings()), **given}
-    for key, default in asdict(Settings()).items():
+    defaults = asdict(Settings())
+    values = {**defaults, **given}
+    for key, default in defaults.items():
         node = values[key]
-        if key in COMPONENTS and isinstance(node, Mapping) and node:
-            if names_client_only(given) and key == "method":
-                node = {**node, "server": {TARGET: server_of(node["client"][TARGET])}}
-            default = {name: node[name] for name in (TARGET, *SIDES) if name in node}
-            for name, parameter in settings_of(targets_of(node, key), key, node).items():
-                default[name] = parameter.default
-        if isinstance(default, dict) and isinstance(node, Mapping):
+        if not isinstance(node, Mapping):
+            continue
+        if key in COMPONENTS and node:
+            values[key] = with_defaults(node, key)
+        elif isinstance(default, dict):
             values[key] = {**default, **node}
     return OmegaConf.create(values)
 

@@ -67,9 +67,8 @@ GROUPS = ("method", "data", "shift", "partition", "split", "model", "task", "opt
 def usage(folders: Iterable[Path]) -> str:
     """Return the help text, with the groups that the config folders contain."""
     lines = [f"  {f'{key}={written(value)}':<32} {about}" for key, value, about in documented(Settings())]
-    return str(__doc__).format(
-        program=program(), groups="\n".join(_groups(groups_in(folders))), settings="\n".join(lines)
-    )
+    groups = "\n".join(_groups(groups_in(folders)))
+    return str(__doc__).format(program=program(), groups=groups, settings="\n".join(lines))
 
 
 def groups_in(folders: Iterable[Path]) -> dict[str, list[str]]:

@@ -12,6 +12,10 @@ from pathlib import Path, PurePath
 PACKAGES = ("pflsim", "lightning_modules", "ray_actors")
 FOLDER = Path(__file__).resolve().parents[2]
 """The folder that contains the packages: a clone, or site-packages."""
+COMMANDS = {
+    ("launch.py",): "python launch.py", ("pflsim", "__main__.py"): "python -m pflsim", ("pflsim",): "pflsim",
+}  # fmt: skip
+"""The ends of a script's path, and how its user writes it."""
 MEANT = {
     "learning_rate": "lr", "optim": "optimizer", "scheduler": "lr_schedule", "dataset": "data",
     "by_writer": "by_client", "writers_per_client": "ids_per_client",
@@ -30,14 +34,8 @@ def started_as(script: str) -> str | None:
     Args:
         script: its path, as in `sys.argv[0]`.
     """
-    match PurePath(script).parts:
-        case (*_, "launch.py"):
-            return "python launch.py"
-        case (*_, "pflsim", "__main__.py"):
-            return "python -m pflsim"
-        case (*_, "pflsim"):
-            return "pflsim"
-    return None
+    parts = PurePath(script).parts
+    return next((command for end, command in COMMANDS.items() if parts[-len(end) :] == end), None)
 
 
 def shortened(value: object, most: int = 80) -> str:

@@ -30,9 +30,8 @@ def row_digests(dataset: Dataset, rows: np.ndarray | slice = slice(None)) -> Dig
     y = dataset.y if dataset.y.ndim == 1 else np.zeros(len(dataset.y), np.int64)
     tags, pairs = np.stack([y, clients], axis=1)[rows].astype("<i8"), zip(x, dataset.y[rows], strict=True)
     parts = (a.data if dataset.y.ndim == 1 else a.tobytes() + b.tobytes() for a, b in pairs)
-    digests = [
-        hashlib.blake2b(part, digest_size=16, key=t.tobytes()).digest() for part, t in zip(parts, tags, strict=True)
-    ]
+    tagged = zip(parts, tags, strict=True)
+    digests = [hashlib.blake2b(part, digest_size=16, key=tag.tobytes()).digest() for part, tag in tagged]
     return np.frombuffer(b"".join(digests), dtype="<u8").reshape(-1, 2)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import InitVar, dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -83,6 +83,11 @@ class Dataset:
             object.__setattr__(self, "clients", numbers.astype(np.int64))
             object.__setattr__(self, "client_names", tuple(" ".join(name.split()) for name in names))
 
+    def taken(self, rows: np.ndarray, train_size: int) -> Dataset:
+        """Return the data set with some of its rows, in their order, the first of which are the training part."""
+        clients = None if self.clients is None else self.clients[rows]
+        return replace(self, x=self.x[rows], y=self.y[rows], clients=clients, train_size=train_size)
+
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Return the shape of one example, without the batch axis."""
@@ -140,42 +145,40 @@ def check_dataset(dataset: object, source: str) -> None:
     """
     if not isinstance(dataset, Dataset):
         raise SettingsError(f"{source} returned a {type(dataset).__name__}, expected a Dataset")
-    x, y, n, clients = dataset.x, dataset.y, len(dataset.y), dataset.clients
+    for problem in _problems(dataset):
+        raise SettingsError(f"{source}: {problem}")
+
+
+def _problems(dataset: Dataset) -> Iterator[str]:
+    """Yield what makes a data set invalid. A check relies on those before it, so only the first problem counts."""
+    x, y, n, classes, fields = dataset.x, dataset.y, len(dataset.y), dataset.num_classes, dataset.fields
     limit = min(dataset.vocabulary or MAX_TOKENS, MAX_TOKENS)
     types = (np.uint8, np.float32, np.int64)
     if not isinstance(x, np.ndarray) or x.dtype not in types or x.ndim < 2 or len(x) != n or not x.size:
-        problem = f"x is {described(x)}, expected uint8 or float32 [{n}, ...], or int64 tokens [{n}, length]"
-    elif dataset.fields and (x.dtype != np.int64 or x.ndim != 3 or x.shape[1] != len(dataset.fields)):
-        problem = (
-            f"x is {described(x)} with fields {dataset.fields}, expected int64 [{n}, {len(dataset.fields)}, length]"
-        )
-    elif x.dtype == np.int64 and (x.ndim != 2 + bool(dataset.fields) or x.min() < 0 or x.max() >= limit):
-        problem = (
+        yield f"x is {described(x)}, expected uint8 or float32 [{n}, ...], or int64 tokens [{n}, length]"
+    if fields and (x.dtype != np.int64 or x.ndim != 3 or x.shape[1] != len(fields)):
+        yield f"x is {described(x)} with fields {fields}, expected int64 [{n}, {len(fields)}, length]"
+    if x.dtype == np.int64 and (x.ndim != 2 + bool(fields) or x.min() < 0 or x.max() >= limit):
+        yield (
             f"x is {described(x)} with tokens {x.min()}..{x.max()}, expected [{n}, length] with 0..{limit - 1} "
             f"(data.vocabulary={dataset.vocabulary}); store a table as float32"
         )
-    elif np.ma.is_masked(x) or np.ma.is_masked(y):
-        problem = MASKED
-    elif not isinstance(y, np.ndarray) or (y.dtype, y.ndim) not in TARGETS:
-        problem = f"y is {described(y)}, expected classes int64 [n], labels int64 [n, L] or values float32 [n, T]"
-    elif not (1 <= dataset.train_size <= n and 1 <= dataset.num_classes <= MAX_CLASSES):
-        problem = (
-            f"train_size={dataset.train_size} and num_classes={dataset.num_classes}, expected 1..{n} and "
-            f"1..{MAX_CLASSES}"
-        )
-    elif clients is not None and (clients.dtype != np.int64 or clients.shape != (n,)):
-        problem = f"clients are {described(clients)}, expected int64 [{n}]"
-    elif y.ndim == 2 and (y.shape[1] != dataset.num_classes or not np.isfinite(y).all()):
-        problem = f"y is {described(y)}, expected {dataset.num_classes} columns of finite numbers"
-    elif dataset.task == "multilabel" and not np.isin(y, (0, 1)).all():
-        problem = f"labels are {y.min()}..{y.max()}, expected 0 or 1"
-    elif y.ndim == 1 and (y.min() < 0 or y.max() >= dataset.num_classes):
-        problem = f"labels are {y.min()}..{y.max()}, expected 0..{dataset.num_classes - 1}"
-    elif x.dtype == np.float32 and not np.isfinite(x).all():
-        problem = "x has values that are NaN, infinite or beyond float32; expected finite numbers"
-    else:
-        return
-    raise SettingsError(f"{source}: {problem}")
+    if np.ma.is_masked(x) or np.ma.is_masked(y):
+        yield MASKED
+    if not isinstance(y, np.ndarray) or (y.dtype, y.ndim) not in TARGETS:
+        yield f"y is {described(y)}, expected classes int64 [n], labels int64 [n, L] or values float32 [n, T]"
+    if not (1 <= dataset.train_size <= n and 1 <= classes <= MAX_CLASSES):
+        yield f"train_size={dataset.train_size} and num_classes={classes}, expected 1..{n} and 1..{MAX_CLASSES}"
+    if (clients := dataset.clients) is not None and (clients.dtype != np.int64 or clients.shape != (n,)):
+        yield f"clients are {described(clients)}, expected int64 [{n}]"
+    if y.ndim == 2 and (y.shape[1] != classes or not np.isfinite(y).all()):
+        yield f"y is {described(y)}, expected {classes} columns of finite numbers"
+    if dataset.task == "multilabel" and not np.isin(y, (0, 1)).all():
+        yield f"labels are {y.min()}..{y.max()}, expected 0 or 1"
+    if y.ndim == 1 and (y.min() < 0 or y.max() >= classes):
+        yield f"labels are {y.min()}..{y.max()}, expected 0..{classes - 1}"
+    if x.dtype == np.float32 and not np.isfinite(x).all():
+        yield "x has values that are NaN, infinite or beyond float32; expected finite numbers"
 
 
 def dataset_warnings(dataset: Dataset) -> tuple[str, ...]:
@@ -185,9 +188,8 @@ def dataset_warnings(dataset: Dataset) -> tuple[str, ...]:
     if len(empty):
         names = f"{', '.join(map(str, empty[:MAX_NAMED]))}{', ...' if len(empty) > MAX_NAMED else ''}"
         why = f"; labels begin at {dataset.y.min()}, expected 0" if dataset.y.min() > 0 else ""
-        found.append(
-            f"{dataset.name}: {len(empty)} of {dataset.num_classes} classes have no training examples: {names}{why}"
-        )
+        lacking = f"{len(empty)} of {dataset.num_classes} classes have no training examples"
+        found.append(f"{dataset.name}: {lacking}: {names}{why}")
     if dataset.x.dtype == np.float32 and dataset.mean is None:
         x = dataset.x.ravel()
         with np.errstate(over="ignore"):

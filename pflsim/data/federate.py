@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.random import Generator
 
 from pflsim.config.components import bind, component_name, settings_of, targets_of
 from pflsim.config.settings import Settings
@@ -16,19 +17,14 @@ from pflsim.data.splits import Assign
 from pflsim.data.targets import as_task
 from pflsim.errors import SettingsError, own_errors, reading
 from pflsim.seeding import numpy_generator, seeded_global
+from pflsim.types import SPLITS
 
 
 class PartitionRule(Protocol):
     """A partition rule `rule(labels, num_classes, clients, rng, client_ids)` with its settings filled in."""
 
     def __call__(
-        self,
-        labels: np.ndarray,
-        num_classes: int,
-        clients: int,
-        rng: np.random.Generator,
-        client_ids: np.ndarray | None,
-        /,
+        self, labels: np.ndarray, num_classes: int, clients: int, rng: Generator, client_ids: np.ndarray | None, /
     ) -> list[np.ndarray]:
         """Return one array of row numbers per client, disjoint."""
         ...
@@ -45,7 +41,7 @@ class ExplicitPartition(Protocol):
 class SplitRule(Protocol):
     """A split rule `split(dataset, assign, rng)` with its settings filled in."""
 
-    def __call__(self, dataset: Dataset, assign: Assign, rng: np.random.Generator, /) -> Partition:
+    def __call__(self, dataset: Dataset, assign: Assign, rng: Generator, /) -> Partition:
         """Return the training, validation and test rows of all clients."""
         ...
 
@@ -53,7 +49,7 @@ class SplitRule(Protocol):
 class ShiftRule(Protocol):
     """A shift rule `rule(dataset, clients, rng)` with its settings filled in."""
 
-    def __call__(self, dataset: Dataset, clients: int, rng: np.random.Generator, /) -> Shift:
+    def __call__(self, dataset: Dataset, clients: int, rng: Generator, /) -> Shift:
         """Return how the examples of each client are shifted."""
         ...
 
@@ -85,7 +81,7 @@ def load_federation(settings: Settings) -> tuple[Dataset, Partition]:
             partition = _within_domains(dealt, rule, split_rule, clients, settings.seed)
         else:
             partition = federate(dealt, rule or (lambda *_: list(given.train)), split_rule, clients, settings.seed)
-    dataset = dataset.fit(dataset, partition) if dataset.fit else dataset
+    dataset = replace(dataset.fit(dataset, partition), fit=None) if dataset.fit else dataset
     shift = shift_rule(dataset, clients, numpy_generator(settings.seed, "shift"))
     return dataset, replace(partition, shift=shift, names=given.names or names_of(dataset, partition))
 
@@ -93,26 +89,18 @@ def load_federation(settings: Settings) -> tuple[Dataset, Partition]:
 def _within_domains(dataset: Dataset, rule: PartitionRule, split: SplitRule, clients: int, seed: int) -> Partition:
     """Partition each domain over its clients, with random streams of its own."""
     ids = dataset.clients
-    if ids is None or sum(dataset.domains) != clients:
-        raise SettingsError(
-            f"clients={clients}: the domains have {sum(dataset.domains)} clients; expected equal numbers"
-        )
-    parts, found = dict[str, tuple[np.ndarray, ...]](), list[Partition]()
+    size = sum(dataset.domains)
+    if ids is None or size != clients:
+        raise SettingsError(f"clients={clients}: the domains have {size} clients; expected equal numbers")
+    found = list[Partition]()
     places = [np.flatnonzero(ids == number) for number in range(len(dataset.domains))]
     for number, (rows, size) in enumerate(zip(places, dataset.domains, strict=True)):
-        own = replace(
-            dataset,
-            name=dataset.client_names[number] if dataset.client_names else dataset.name,
-            x=dataset.x[rows],
-            y=dataset.y[rows],
-            clients=ids[rows],
-            train_size=int((rows < dataset.train_size).sum()),
-        )
-        found.append(federate(own, rule, split, size, seed, number))
-    for name in ("train", "val", "test"):
-        each = zip(places, found, strict=True)
-        parts[name] = tuple(rows[part] for rows, own in each for part in getattr(own, name))
-    return Partition(parts["train"], parts["val"], parts["test"])
+        name = dataset.client_names[number] if dataset.client_names else dataset.name
+        own = dataset.taken(rows, int((rows < dataset.train_size).sum()))
+        found.append(federate(replace(own, name=name), rule, split, size, seed, number))
+    each = [*zip(places, found, strict=True)]
+    train, val, test = (tuple(rows[part] for rows, own in each for part in getattr(own, name)) for name in SPLITS)
+    return Partition(train, val, test)
 
 
 def federate(
@@ -150,9 +138,8 @@ def federate(
             raise SettingsError("the partition rule assigned an example more than once; expected disjoint arrays")
         return [rows[part] for part in parts]
 
-    return _check_partition(
-        split_rule(dataset, assign, numpy_generator(seed, "split", domain)), clients, len(dataset.y)
-    )
+    partition = split_rule(dataset, assign, numpy_generator(seed, "split", domain))
+    return _check_partition(partition, clients, len(dataset.y))
 
 
 def _check_partition(partition: Partition, clients: int, examples: int) -> Partition:
@@ -178,10 +165,8 @@ def valid_rows(given: Any, clients: int, examples: int, what: str, least: int) -
         SettingsError: there are not N lists of row numbers, or a list is too short.
     """
     if not isinstance(given, list | tuple) or len(given) != clients:
-        size = f" of {len(given)}" if isinstance(given, list | tuple) else ""
-        raise SettingsError(
-            f"{what}: expected a list for each of clients={clients}, found a {type(given).__name__}{size}"
-        )
+        found = type(given).__name__ + (f" of {len(given)}" if isinstance(given, list | tuple) else "")
+        raise SettingsError(f"{what}: expected a list for each of clients={clients}, found a {found}")
     found = []
     for client, each in enumerate(given):
         with reading(f"{what} of client {client}", "a list of integers"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -169,7 +170,7 @@ class Shard:
 
     def split(self, name: Split) -> Examples:
         """Return the examples of a split."""
-        return {"train": self.train, "val": self.val, "test": self.test}[name]
+        return getattr(self, name)
 
     def to(self, device: torch.device) -> Shard:
         """Return a copy on a device."""
@@ -188,12 +189,10 @@ def stacked_shards(shards: Sequence[Shard]) -> tuple[StackedShards, list[Shard]]
     """Concatenate the training examples of some clients; return them, and shards whose training examples are slices."""
     parts = [own.train for own in shards]
     x, y = torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts])
-    first, sliced, at = {}, [], 0
-    for own in shards:
-        end = at + own.num_examples
-        first[own.client] = at
-        sliced.append(replace(own, train=replace(own.train, x=x[at:end], y=y[at:end])))
-        at = end
+    sizes = [own.num_examples for own in shards]
+    slices = zip(shards, x.split(sizes), y.split(sizes), strict=True)
+    sliced = [replace(own, train=replace(own.train, x=inputs, y=targets)) for own, inputs, targets in slices]
+    first = {own.client: end - size for own, end, size in zip(shards, accumulate(sizes), sizes, strict=True)}
     return StackedShards(replace(parts[0], x=x, y=y), first), sliced
 
 

@@ -30,11 +30,7 @@ COLOURS: Mapping[Split, str] = {"train": "#3b6ea8", "val": "#f0b64c", "test": "#
 
 
 def write_partition(
-    folder: Path,
-    dataset: Dataset,
-    partition: Partition,
-    names: Mapping[str, str],
-    task: Mapping[str, Any] | None = None,
+    folder: Path, dataset: Dataset, partition: Partition, names: Mapping[str, str], task: dict[str, Any] | None = None
 ) -> str:
     """Write partition.json (hash, names, sizes, inputs, class counts and rows per client, its shift) and partition.png.
 
@@ -55,6 +51,7 @@ def write_partition(
     digest = partition_hash(dataset, partition)
     counts: dict[Split, np.ndarray] = {name: class_counts(dataset, partition, name) for name in SPLITS}
     clients = range(partition.clients)
+    inputs = {name: getattr(dataset, name) for name in ("scale", "mean", "std", "tokens", "fields")}
     head = {
         "hash": digest,
         "data": dataset.name,
@@ -64,11 +61,7 @@ def write_partition(
         "classes": dataset.by_class().num_classes,
         "examples": {name: int(c.sum()) for name, c in counts.items()},
         "numbering": "all",
-        "inputs": {
-            "shape": dataset.input_shape,
-            "dtype": dataset.x.dtype.name,
-            **{name: getattr(dataset, name) for name in ("scale", "mean", "std", "tokens", "fields")},
-        },
+        "inputs": {"shape": dataset.input_shape, "dtype": dataset.x.dtype.name, **inputs},
     }
     if task:
         head["task"] = task
@@ -85,9 +78,8 @@ def write_partition(
     if dataset.encoder:
         (folder / ENCODER).write_bytes(dataset.encoder)
     with drawing():
-        partition_figure(counts, title, partition.shift.groups, partition.names).savefig(
-            folder / "partition.png", dpi=100
-        )
+        figure = partition_figure(counts, title, partition.shift.groups, partition.names)
+        figure.savefig(folder / "partition.png", dpi=100)
     return digest
 
 

@@ -7,11 +7,12 @@ depend on the stored order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Literal
 
 import numpy as np
+from numpy.random import Generator
 
 from pflsim.config.settings import Count
 from pflsim.config.validate import Chance, Share
@@ -22,11 +23,13 @@ from pflsim.data.partitions.deal import apportion, class_sizes, deal
 from pflsim.errors import SettingsError
 
 Assign = Callable[[np.ndarray], list[np.ndarray]]
+Pair = tuple[np.ndarray, np.ndarray]
+"""Two parts of a client's rows."""
 TestBy = Literal["labels", "clients"]
 
 
 def official(
-    dataset: Dataset, assign: Assign, rng: np.random.Generator, *, validation: Chance = 0.1, test_by: TestBy = "labels"
+    dataset: Dataset, assign: Assign, rng: Generator, *, validation: Chance = 0.1, test_by: TestBy = "labels"
 ) -> Partition:
     """Partition the official training part; draw each client's test examples from the official test part.
 
@@ -57,11 +60,11 @@ def official(
         held = np.stack([class_sizes(dataset.y[rows], dataset.num_classes) for rows in pool])
         counts = own_test_counts(held, class_sizes(dataset.y[tests], dataset.num_classes), rng)
         test = [tests[part] for part in deal(dataset.y[tests], counts, rng)]
-    return _finish(dataset, pool, test, validation, rng)
+    return _finish(dataset, [*zip(pool, test, strict=True)], validation, rng)
 
 
 def merged(
-    dataset: Dataset, assign: Assign, rng: np.random.Generator, *, fraction: Share = 0.75, validation: Chance = 0.1
+    dataset: Dataset, assign: Assign, rng: Generator, *, fraction: Share = 0.75, validation: Chance = 0.1
 ) -> Partition:
     """Partition all examples, then split each client's examples of each class into a training and a test part.
 
@@ -75,7 +78,7 @@ def merged(
     Raises:
         SettingsError: a setting is out of range, or a client has a single example.
     """
-    train, test = [], []
+    parts = []
     for client, rows in enumerate(assign(content_order(dataset))):
         if len(rows) < 2:
             raise SettingsError(
@@ -83,20 +86,12 @@ def merged(
                 "or a partition with more examples per client (dirichlet: increase partition.min_examples)"
             )
         tested = min(max(len(rows) - int(fraction * len(rows) + 0.5), 1), len(rows) - 1)
-        chosen = _stratified(dataset, rows, tested, rng)
-        train.append(rows[~chosen])
-        test.append(rows[chosen])
-    return _finish(dataset, train, test, validation, rng)
+        parts.append(_divided(dataset, rows, tested, rng))
+    return _finish(dataset, parts, validation, rng)
 
 
 def counts(
-    dataset: Dataset,
-    assign: Assign,
-    rng: np.random.Generator,
-    *,
-    train: Count = 500,
-    test: Count = 100,
-    validation: Chance = 0.1,
+    dataset: Dataset, assign: Assign, rng: Generator, *, train: Count = 500, test: Count = 100, validation: Chance = 0.1
 ) -> Partition:
     """Partition all examples, then draw a fixed number per client that follows the client's label distribution.
 
@@ -111,18 +106,16 @@ def counts(
     Raises:
         SettingsError: a setting is out of range, or a client has fewer than train + test examples.
     """
-    trains, tests = [], []
+    parts = []
     for client, rows in enumerate(assign(content_order(dataset))):
         if len(rows) < train + test:
             raise SettingsError(
                 f"split=counts needs train + test = {train + test} examples per client, but client {client} has "
                 f"{len(rows)}; use fewer clients, or smaller split.train and split.test"
             )
-        kept = rows[_stratified(dataset, rows, train + test, rng)]
-        chosen = _stratified(dataset, kept, test, rng)
-        trains.append(kept[~chosen])
-        tests.append(kept[chosen])
-    return _finish(dataset, trains, tests, validation, rng)
+        _, kept = _divided(dataset, rows, train + test, rng)
+        parts.append(_divided(dataset, kept, test, rng))
+    return _finish(dataset, parts, validation, rng)
 
 
 def _tests_by_client(dataset: Dataset, pool: list[np.ndarray], tests: np.ndarray) -> list[np.ndarray]:
@@ -138,35 +131,34 @@ def _tests_by_client(dataset: Dataset, pool: list[np.ndarray], tests: np.ndarray
         if client not in owners:
             own = {*ids[pool[client]].tolist()} if dataset.client_names else ()
             name = f"client {', '.join(dataset.client_names[each] for each in own) or client}"
-            raise SettingsError(
-                f"split.test_by=clients: {name} has no example in the official test part; use split=merged"
-            )
+            lacking = f"{name} has no example in the official test part"
+            raise SettingsError(f"split.test_by=clients: {lacking}; use split=merged")
     return [tests[owners == client] for client in range(len(pool))]
 
 
-def _stratified(dataset: Dataset, rows: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Choose `size` of the rows in proportion to their classes; return a mask [len(rows)] bool."""
+def _divided(dataset: Dataset, rows: np.ndarray, size: int, rng: Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Choose `size` of the rows in proportion to their classes; return the others and these, in the given order."""
     labels = dataset.y[rows]
-    mask = np.zeros(len(rows), dtype=bool)
     wanted = apportion(class_sizes(labels, dataset.num_classes), size, rng)
-    mask[deal(labels, wanted[None], rng)[0]] = True
-    return mask
+    (chosen,) = deal(labels, wanted[None], rng)
+    return np.delete(rows, chosen), rows[chosen]
 
 
-def _finish(
-    dataset: Dataset, train: list[np.ndarray], test: list[np.ndarray], validation: float, rng: np.random.Generator
-) -> Partition:
-    """Draw the validation rows and sort all rows. Clients of two or more rows get at least one if validation > 0."""
-    kept, val = [], []
+def _finish(dataset: Dataset, parts: Sequence[Pair], validation: float, rng: Generator) -> Partition:
+    """Draw validation rows from the training rows of each pair of training and test rows, and sort all rows.
+
+    Clients of two or more rows get at least one if validation > 0.
+    """
+    train, test = zip(*parts, strict=True)
+    drawn = list[Pair]()
     for rows in train:
         size = min(max(int(validation * len(rows) + 0.5), 1), len(rows) - 1) if validation > 0 else 0
-        chosen = _stratified(dataset, rows, size, rng)
-        kept.append(np.sort(rows[~chosen]))
-        val.append(np.sort(rows[chosen]))
-    return Partition(tuple(kept), tuple(val), tuple(np.sort(rows) for rows in test))
+        drawn.append(_divided(dataset, rows, size, rng))
+    kept, val = zip(*drawn, strict=True)
+    return Partition(tuple(map(np.sort, kept)), tuple(map(np.sort, val)), tuple(map(np.sort, test)))
 
 
-def own_test_counts(held: np.ndarray, available: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def own_test_counts(held: np.ndarray, available: np.ndarray, rng: Generator) -> np.ndarray:
     """Return the number of test examples per client and class, close to each client's own label distribution.
 
     Client i has D_ij training examples of class j; T_j test examples of class j exist. Each client receives about
@@ -203,7 +195,7 @@ def own_test_counts(held: np.ndarray, available: np.ndarray, rng: np.random.Gene
 
 
 def _round_fairly(
-    counts: np.ndarray, held: np.ndarray, j: int, total: int, deficit: np.ndarray, rng: np.random.Generator
+    counts: np.ndarray, held: np.ndarray, j: int, total: int, deficit: np.ndarray, rng: Generator
 ) -> np.ndarray:
     """Distribute `total` examples of class j in proportion to held[:, j], in place; return the accumulated losses.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import pkgutil
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,13 +44,18 @@ def predicted_classes(scores: Tensor) -> Tensor:
 def probabilities(task: TaskName, scores: Tensor) -> Tensor:
     """Return the probabilities of classes or labels, or values as they are, in float64."""
     scores = scores.double()
-    return {"classification": lambda: scores.softmax(1), "multilabel": scores.sigmoid, "regression": lambda: scores}[
-        task
-    ]()
+    if task == "classification":
+        return scores.softmax(1)
+    return scores.sigmoid() if task == "multilabel" else scores
 
 
 # The table. Each function has the arguments scores as `predict` returns them, probabilities, targets and options, and
 # returns None where the metric is undefined.
+
+
+def _library(name: str, *arguments: Any, **options: Any) -> Tensor:
+    """Call a function of `torchmetrics.functional`, which is imported only then."""
+    return pkgutil.resolve_name(f"torchmetrics.functional.{name}")(*arguments, **options)
 
 
 def _accuracy(scores: Tensor, p: Tensor, y: Tensor) -> Any:
@@ -57,33 +63,28 @@ def _accuracy(scores: Tensor, p: Tensor, y: Tensor) -> Any:
     return hits.double().mean()
 
 
-def _per_class(name: str, scores: Tensor, y: Tensor) -> Tensor:
+def _per_class(score: str, scores: Tensor, y: Tensor) -> Tensor:
     """Return a torchmetrics score of every class [C]; a prediction that is not finite is a class of its own."""
-    from torchmetrics.functional import classification
-
     classes, guesses = scores.shape[1], predicted_classes(scores)
     guesses = torch.where(guesses < 0, classes, guesses)
-    call = getattr(classification, name)
-    return call(guesses, y, num_classes=classes + 1, average="none", validate_args=False)[:-1].double()
+    options = {"num_classes": classes + 1, "average": "none", "validate_args": False}
+    return _library(f"classification.multiclass_{score}", guesses, y, **options)[:-1].double()
 
 
 def _balanced_accuracy(scores: Tensor, p: Tensor, y: Tensor) -> Any:
-    return _per_class("multiclass_recall", scores, y)[y.unique()].mean()  # of the classes that the client has
+    return _per_class("recall", scores, y)[y.unique()].mean()  # of the classes that the client has
 
 
 def _macro_f1(scores: Tensor, p: Tensor, y: Tensor) -> Any:
     if y.ndim > 1:
-        from torchmetrics.functional.classification import multilabel_f1_score
-
-        return multilabel_f1_score(p, y.int(), y.shape[1], validate_args=False)
+        return _library("classification.multilabel_f1_score", p, y.int(), y.shape[1], validate_args=False)
     found = torch.cat((y, predicted_classes(scores))).unique()
-    return _per_class("multiclass_f1_score", scores, y)[found[found >= 0]].mean()
+    return _per_class("f1_score", scores, y)[found[found >= 0]].mean()
 
 
 def _top_k_accuracy(scores: Tensor, p: Tensor, y: Tensor, top_k: int = 5) -> Any:
-    from torchmetrics.functional.classification import multiclass_accuracy
-
-    return multiclass_accuracy(p, y, p.shape[1], average="micro", top_k=min(top_k, p.shape[1]), validate_args=False)
+    options = {"average": "micro", "top_k": min(top_k, p.shape[1]), "validate_args": False}
+    return _library("classification.multiclass_accuracy", p, y, p.shape[1], **options)
 
 
 def _nll(scores: Tensor, p: Tensor, y: Tensor) -> Any:
@@ -93,9 +94,7 @@ def _nll(scores: Tensor, p: Tensor, y: Tensor) -> Any:
 
 
 def _ece(scores: Tensor, p: Tensor, y: Tensor) -> Any:
-    from torchmetrics.functional.classification import multiclass_calibration_error
-
-    return multiclass_calibration_error(p, y, p.shape[1], BINS, validate_args=False)
+    return _library("classification.multiclass_calibration_error", p, y, p.shape[1], BINS, validate_args=False)
 
 
 def _ranked(of_ranks: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Callable[..., Any]:
@@ -135,13 +134,11 @@ def _average_precision(p: np.ndarray, y: np.ndarray) -> np.ndarray:
 def _of_values(name: str, least: int = 1, **options: Any) -> Callable[..., Any]:
     def measured(scores: Tensor, p: Tensor, y: Tensor) -> Any:
         """Return the mean over the targets of a metric of regression."""
-        from torchmetrics.functional import regression
-
         y = y.double()
         if len(y) < least or (least > 1 and not (y.std(0) > 0).all()):
             return None
         columns = zip(p.T.contiguous(), y.T.contiguous(), strict=True)
-        return torch.stack([getattr(regression, name)(a, b, **options).double() for a, b in columns]).mean()
+        return torch.stack([_library(name, a, b, **options).double() for a, b in columns]).mean()
 
     return measured
 

@@ -67,13 +67,9 @@ def classes_per_client(
         SettingsError: `classes` exceeds the number of classes, or a class has fewer examples than clients that hold it.
     """
     present = pool.check_classes("partition.classes", classes)
-    if assign == "random":
-        held = choose_classes(np.full(pool.clients, classes), present, pool.rng)
-    else:
-        held = pool.no_counts.astype(bool)
-        consecutive = np.arange(pool.clients * classes).reshape(pool.clients, classes) % len(present)
-        np.put_along_axis(held, present[consecutive], True, axis=1)
-    return _divide_classes(pool, held, balanced)
+    if assign == "consecutive":
+        return _divide_classes(pool, _consecutive_classes(pool, present, classes), balanced)
+    return _divide_classes(pool, choose_classes(np.full(pool.clients, classes), present, pool.rng), balanced)
 
 
 @partition_rule
@@ -83,10 +79,7 @@ def one_class(pool: Pool) -> list[np.ndarray]:
     Raises:
         SettingsError: a class has fewer examples than clients that hold it.
     """
-    present = pool.check_classes("classes", 1)
-    held = pool.no_counts.astype(bool)
-    held[np.arange(pool.clients), present[np.arange(pool.clients) % len(present)]] = True
-    return _divide_classes(pool, held, True)
+    return _divide_classes(pool, _consecutive_classes(pool, pool.check_classes("classes", 1), 1), True)
 
 
 @partition_rule
@@ -154,6 +147,14 @@ def listed_classes(pool: Pool, *, held: list[list[int]]) -> list[np.ndarray]:
     holders = holds.sum(axis=0)
     each = (pool.sizes[holders > 0] // holders[holders > 0]).min()
     return pool.deal(holds * each)
+
+
+def _consecutive_classes(pool: Pool, present: np.ndarray, classes: int) -> np.ndarray:
+    """Return the classes of each client, [N, C] bool: client 0 has the first ones, client 1 the next, and so on."""
+    held = pool.no_counts.astype(bool)
+    consecutive = np.arange(pool.clients * classes).reshape(pool.clients, classes) % len(present)
+    np.put_along_axis(held, present[consecutive], True, axis=1)
+    return held
 
 
 def _divide_classes(pool: Pool, held: np.ndarray, balanced: bool) -> list[np.ndarray]:

@@ -55,9 +55,8 @@ class Pool:
         """
         present = np.flatnonzero(self.sizes)
         if not 1 <= value <= len(present):
-            raise SettingsError(
-                f"{name}={value}: expected 1 to {len(present)} classes, the number of classes in the data set"
-            )
+            classes = f"{len(present)} classes, the number of classes in the data set"
+            raise SettingsError(f"{name}={value}: expected 1 to {classes}")
         return present
 
 

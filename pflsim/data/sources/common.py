@@ -66,10 +66,7 @@ def fixed_split(dataset: Dataset, share: float = 0.8) -> Dataset:
         train.append(rows[:size])
         test.append(rows[size:])
     rows = np.concatenate([np.sort(np.concatenate(train)), np.sort(np.concatenate(test))])
-    clients = None if dataset.clients is None else dataset.clients[rows]
-    return dataclasses.replace(
-        dataset, x=dataset.x[rows], y=dataset.y[rows], clients=clients, train_size=sum(len(part) for part in train)
-    )
+    return dataset.taken(rows, sum(map(len, train)))
 
 
 def finished(dataset: Dataset, standardize: bool) -> Dataset:

@@ -67,20 +67,10 @@ def load(
              *((i, slice(p.train_size, None)) for i, p in enumerate(parts))]  # fmt: skip
     x, y = (np.concatenate([each[i][rows] for i, rows in order]) for each in (xs, [part.y for part in parts]))
     ids = np.concatenate([np.full(len(parts[i].y[rows]), i) for i, rows in order]).astype(np.int64)
-    return finished(
-        Dataset(
-            "+".join(names),
-            x,
-            y,
-            max(part.num_classes for part in parts),
-            sum(part.train_size for part in parts),
-            clients=ids,
-            client_names=tuple(names),
-            domains=tuple(counts),
-            notes=tuple(note for part in parts for note in part.notes),
-        ),
-        standardize,
-    )
+    classes, training = max(part.num_classes for part in parts), sum(part.train_size for part in parts)
+    notes = tuple(note for part in parts for note in part.notes)
+    own = {"clients": ids, "client_names": tuple(names), "domains": tuple(counts), "notes": notes}
+    return finished(Dataset("+".join(names), x, y, classes, training, **own), standardize)
 
 
 def _source(source: str | dict[str, Any], given: dict[str, Any]) -> Dataset:

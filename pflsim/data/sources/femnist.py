@@ -14,9 +14,7 @@ from pflsim.errors import reading
 
 CLASSES = 62
 PIXELS = 28 * 28
-FORM = (
-    f"LEAF's format: users, a list of names, and user_data of each: x, lists of {PIXELS} numbers, and y, their labels"
-)
+FORM = "LEAF's format: users, a list of names, and user_data of each: x, lists of 784 numbers, and y, their labels"
 
 
 def load(*, root: str = "data", standardize: bool = False) -> Dataset:

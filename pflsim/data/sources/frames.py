@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache, partial
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -53,89 +54,80 @@ class Table:
         return {key: value for key, value in given.items() if value is not None}
 
 
+class Source(NamedTuple):
+    """The settings that tables and texts share.
+
+    Args:
+        path: the file, or the name of a frame in this process.
+        test: that of the test rows.
+        label: column of the targets.
+        client: column of the clients.
+        min_examples: clients with fewer training rows are left out.
+    """
+
+    path: str | None
+    test: str | None
+    label: str | None
+    client: str | None
+    min_examples: int
+
+
 @dataclass(frozen=True)
 class Rows:
-    """The rows that are used, the training part first; see `Dataset`."""
+    """The rows that are used, the training part first, and their data set, which has no inputs yet."""
 
-    name: str
     frame: DataFrame
-    y: np.ndarray
-    classes: int
-    values: tuple[Any, ...] | None
-    train_size: int
-    clients: np.ndarray | None
-    names: tuple[str, ...]
-    notes: tuple[str, ...]
+    targets: Dataset
 
-    def dataset(self, content: DataFrame, dtype: Any, **more: Any) -> Dataset:
+    def dataset(self, content: DataFrame, dtype: Any, fit: Callable[[Dataset, Any], Dataset]) -> Dataset:
         """Return the data set whose inputs are made after the partition.
 
         Args:
             content: what identifies the examples.
             dtype: of the inputs.
-            more: further arguments of `Dataset`.
+            fit: makes the inputs, see `Dataset`.
         """
         from pandas import util
 
         hashes: Any = util.hash_pandas_object
         hashed = hashes(content, index=False).to_numpy()[:, None]
-        about = {"values": self.values, "clients": self.clients, "client_names": self.names, "notes": self.notes}
-        x = np.zeros((len(content), 1), dtype)
-        return Dataset(self.name, x, self.y, self.classes, self.train_size, content=hashed, **about, **more)
+        return replace(self.targets, x=np.zeros((len(content), 1), dtype), content=hashed, fit=fit)
 
 
-def read_rows(
-    data: str,
-    path: str | None,
-    test: str | None,
-    label: str | None,
-    client: str | None,
-    columns: Sequence[str] | None,
-    min_examples: int,
-) -> Rows:
-    """Return rows that have a label, and a client if there is a column `client`.
+def read_rows(data: str, source: Source, columns: Sequence[str] | None) -> Rows:
+    """Return rows that have a label, and a client if there is a column of clients.
 
     Those of the last call are kept, because a run asks for them twice.
 
     Args:
-        data: the source, for messages.
-        path: the file.
-        test: a file of test rows.
-        label: column of the targets.
-        client: column of the clients.
-        columns: of the inputs, which both files have; None: all of `path`.
-        min_examples: clients with fewer training rows are left out.
+        data: the component, for messages.
+        source: files and columns.
+        columns: of the inputs, which both files have; None: all of `source.path`.
 
     Raises:
         SettingsError: a file cannot be read, a column is missing, or no rows are left.
     """
-    if not path or not label:
-        raise SettingsError(f"data={data} needs {'data.label=COLUMN' if path else 'data.path=FILE.csv (or .parquet)'}")
+    if not source.path or not source.label:
+        missing = "data.label=COLUMN" if source.path else "data.path=FILE.csv (or .parquet)"
+        raise SettingsError(f"data={data} needs {missing}")
     stamps = []
-    for key, name in {"data.path": path, "data.test": test}.items():
+    for key, name in {"data.path": source.path, "data.test": source.test}.items():
         if name:
             with reading(f"{key}={name}", FORM):
                 kept = kept_object(name, key)
                 stamps.append(Path(name).stat().st_mtime_ns if kept is None else id(kept))
-    wanted = tuple(filter(None, (label, client))), None if columns is None else tuple(columns)
-    return _read(path, test, *wanted, min_examples, tuple(stamps))
+    return _read(source, None if columns is None else tuple(columns), tuple(stamps))
 
 
 @lru_cache(maxsize=1)
-def _read(
-    path: str,
-    test: str | None,
-    given: tuple[str, ...],
-    columns: tuple[str, ...] | None,
-    min_examples: int,
-    stamps: tuple[int, ...],
-) -> Rows:
+def _read(source: Source, columns: tuple[str, ...] | None, stamps: tuple[int, ...]) -> Rows:
     from pandas import concat, factorize
 
     del stamps  # of the files and frames, so that changed ones are read again
+    path, test, label, client, min_examples = source
+    assert path and label
     parts = [_frame(path, "data.path"), *([_frame(test, "data.test")] if test else [])]
-    label, client = given[0], (given[1:] or (None,))[0]
-    wanted = [*given, *(parts[0].columns if columns is None else columns)]
+    wanted = [label, *([client] if client else []), *(parts[0].columns if columns is None else columns)]
     for part, where in zip(parts, (f"data.path={path}", f"data.test={test}"), strict=False):
         check_columns(where, part, wanted)
     frame: Any = concat(parts, ignore_index=True)[[*parts[0].columns]]
@@ -163,9 +155,10 @@ def _read(
     y = np.asarray(frame[label][keep].tolist())
     if unlabelled and y.dtype.kind == "f" and (y == np.rint(y)).all():  # integers, before some were missing
         y = y.astype(np.int64)
-    y, classes, found, about = found_targets(name, y)
-    size = int(keep[training].sum())
-    return Rows(name, frame.loc[keep], y, classes, found, size, clients, names, (*notes, *about))
+    y, classes, values, about = found_targets(name, y)
+    more = {"clients": clients, "client_names": names, "values": values, "notes": (*notes, *about)}
+    none = np.empty((len(y), 0), np.float32)
+    return Rows(frame.loc[keep], Dataset(name, none, y, classes, int(keep[training].sum()), **more))
 
 
 def _frame(path: str, key: str) -> DataFrame:
@@ -188,19 +181,21 @@ def _frame(path: str, key: str) -> DataFrame:
         return frame
 
 
-def defaults_of(model: str, given: Mapping[str, Any], rows: Callable[[], Rows]) -> dict[str, Any]:
+def defaults_of(load: partial[Dataset], model: str, rows: Callable[[Source, dict[str, Any]], Rows]) -> dict[str, Any]:
     """Return the settings of a run that data choose unless they are given, by key.
 
     Args:
+        load: the loader with its settings.
         model: the name of their model.
-        given: the settings of the data.
-        rows: reads the rows, of which only the clients count.
+        rows: reads the rows of a source with these settings; only their clients count.
     """
-    chosen = {"model": model} | ({} if given.get("test") else {"split": "merged"})
-    if not given.get("client"):
+    given = {name: parameter.default for name, parameter in signature(load).parameters.items()}
+    source = Source(*(given[name] for name in Source._fields))
+    chosen = {"model": model} | ({} if source.test else {"split": "merged"})
+    if not source.client:
         return chosen
-    more = {"split.test_by": "clients"} if given.get("test") else {}
-    return {**chosen, **more, "partition": "by_client", "clients": len(rows().names)}
+    more = {"split.test_by": "clients"} if source.test else {}
+    return {**chosen, **more, "partition": "by_client", "clients": len(rows(source, given).targets.client_names)}
 
 
 def check_columns(where: str, frame: DataFrame, wanted: Sequence[str]) -> None:

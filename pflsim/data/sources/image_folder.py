@@ -49,9 +49,7 @@ def load(*, root: str | None = None, size: Side = 32, grayscale: bool = False, s
         classes = {name: label for label, name in enumerate(names[0])}
         if extra := sorted({*names[-1]} - {*classes}):
             raise SettingsError(f"{parts[1]} has classes that {parts[0]} lacks: {', '.join(extra)}")
-        files = [
-            make_dataset(part, classes, is_valid_file=_is_image, allow_empty=part is not parts[0]) for part in parts
-        ]
+        files = [make_dataset(part, classes, is_valid_file=_is_image, allow_empty=part != parts[0]) for part in parts]
     name = Path(os.path.abspath(root)).name
     x, y = _read([image for part in files for image in part], size, grayscale)
     ends = [len(files[0])]

@@ -52,9 +52,8 @@ def as_dataset(
     if test is None and isinstance(train, Mapping) and {"train", "test"} <= set(train):
         train, test = train["train"], train["test"]
     if isinstance(train, Mapping):
-        raise SettingsError(
-            f"{name}: the mapping has {', '.join(map(str, train))}; expected train and test, or no mapping"
-        )
+        keys = ", ".join(map(str, train))
+        raise SettingsError(f"{name}: the mapping has {keys}; expected train and test, or no mapping")
     given = {"training": train} if test is None else {"training": train, "test": _in_order(name, test, train)}
     with reading(name, "dense arrays, tensors or frames of numbers, or a map-style data set"):
         xs, ys = zip(*(_arrays(f"{name}: {which} part", part, layout) for which, part in given.items()), strict=True)
@@ -122,9 +121,8 @@ def _image_column(where: str, columns: list[str]) -> str:
     others = [column for column in columns if column != LABEL]
     found = [column for column in IMAGES if column in others] or others
     if LABEL not in columns or not found or (len(found) > 1 and found[0] not in IMAGES):
-        raise SettingsError(
-            f"{where} has the columns {', '.join(columns)}; expected image and label: rename two columns"
-        )
+        names = ", ".join(columns)
+        raise SettingsError(f"{where} has the columns {names}; expected image and label: rename two columns")
     return found[0]
 
 

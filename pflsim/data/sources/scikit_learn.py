@@ -22,8 +22,7 @@ def digits(*, standardize: bool = False) -> Dataset:
     Returns:
         x [1797, 1, 8, 8] uint8 in 0..16, 10 classes.
     """
-    x, y = _read("digits.csv.gz", np.uint8)
-    return _split("digits", x.reshape(-1, 1, 8, 8), y, standardize, scale=16.0)
+    return _load("digits", "digits.csv.gz", standardize, np.uint8, (1, 8, 8), scale=16.0, header=0)
 
 
 def wine(*, standardize: bool = True) -> Dataset:
@@ -37,7 +36,7 @@ def wine(*, standardize: bool = True) -> Dataset:
     Returns:
         x [178, 13] float32, 3 classes.
     """
-    return _split("wine", *_read("wine_data.csv", np.float32, skip=1), standardize)
+    return _load("wine", "wine_data.csv", standardize, np.float32, (13,))
 
 
 def breast_cancer(*, standardize: bool = True) -> Dataset:
@@ -51,16 +50,15 @@ def breast_cancer(*, standardize: bool = True) -> Dataset:
     Returns:
         x [569, 30] float32; class 0 is malignant, 1 benign.
     """
-    return _split("breast_cancer", *_read("breast_cancer.csv", np.float32, skip=1), standardize)
+    return _load("breast_cancer", "breast_cancer.csv", standardize, np.float32, (30,))
 
 
-def _read(file: str, dtype: type, skip: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def _load(
+    name: str, file: str, standardize: bool, dtype: type, shape: tuple[int, ...], scale: float = 255.0, header: int = 1
+) -> Dataset:
     package = importlib.util.find_spec("sklearn")
     assert package is not None and package.submodule_search_locations
     path = Path(package.submodule_search_locations[0]) / "datasets/data" / file
-    rows = np.loadtxt(path, delimiter=",", skiprows=skip)
-    return rows[:, :-1].astype(dtype), rows[:, -1].astype(np.int64)
-
-
-def _split(name: str, x: np.ndarray, y: np.ndarray, standardize: bool, scale: float = 255.0) -> Dataset:
+    rows = np.loadtxt(path, delimiter=",", skiprows=header)
+    x, y = rows[:, :-1].astype(dtype).reshape(-1, *shape), rows[:, -1].astype(np.int64)
     return finished(fixed_split(Dataset(name, x, y, int(y.max()) + 1, len(y), scale=scale)), standardize)

@@ -12,7 +12,7 @@ import numpy as np
 from pflsim.config.settings import Count
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
-from pflsim.data.sources.frames import Rows, as_text, check_columns, defaults_of, dumped, read_rows
+from pflsim.data.sources.frames import Rows, Source, as_text, check_columns, defaults_of, dumped, read_rows
 from pflsim.errors import SettingsError, reading
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def load(
     Raises:
         SettingsError: the file cannot be read, or a column is missing or is no number and no category.
     """
-    rows, encoder = _encoded(path, test, label, client, features, categorical, min_examples)
+    rows, encoder = _read(Source(path, test, label, client, min_examples), features, categorical)
 
     def fitted(dataset: Dataset, partition: Partition) -> Dataset:
         columns, whole = encoder.columns(rows.frame), np.unique(np.concatenate(partition.train))
@@ -117,37 +117,27 @@ def load(
                     own = np.concatenate(parts)
                     used.append(encoder.fit(columns.iloc[parts[0]], known))
                     x[own] = used[-1].transform(columns.iloc[own])
-        return replace(dataset, x=x, fit=None, encoder=dumped(replace(encoder, fitted=used)))
+        return replace(dataset, x=x, encoder=dumped(replace(encoder, fitted=used)))
 
     return rows.dataset(encoder.columns(rows.frame), np.float32, fit=fitted)
 
 
 def defaults(load: partial[Dataset]) -> dict[str, Any]:
     """Return the settings of a run that a table chooses unless they are given, by key; `load` has its settings."""
-    names = ("path", "test", "label", "client", "features", "categorical", "min_examples")
-    given: dict[str, Any] = {**dict.fromkeys(names), "min_examples": 8, **load.keywords}
-    return defaults_of("tabular_mlp", given, lambda: _encoded(*(given[name] for name in names))[0])
+    return defaults_of(load, "tabular_mlp", lambda source, its: _read(source, its["features"], its["categorical"])[0])
 
 
-def _encoded(
-    path: str | None,
-    test: str | None,
-    label: str | None,
-    client: str | None,
-    features: Sequence[str] | None,
-    categorical: Sequence[str] | None,
-    min_examples: int,
-) -> tuple[Rows, Encoder]:
+def _read(source: Source, features: Sequence[str] | None, categorical: Sequence[str] | None) -> tuple[Rows, Encoder]:
     """Return the rows of a table, and the encoder of its columns, not fitted."""
-    asked = None if features is None else [*features, *(categorical or ())]
-    rows = read_rows("table", path, test, label, client, asked, min_examples)
-    frame, where = rows.frame, f"data.path={path}"
-    others = [name for name in frame.columns if name not in (label, client)]
+    categorical = categorical or []
+    rows = read_rows("table", source, None if features is None else [*features, *categorical])
+    frame, where = rows.frame, f"data.path={source.path}"
+    others = [name for name in frame.columns if name not in (source.label, source.client)]
     used = others if features is None else list(features)
-    check_columns(where, frame, categorical or ())
+    check_columns(where, frame, categorical)
     if not {*used} <= {*others} or not used:
         raise SettingsError(f"data.features={list(used)}: expected columns other than data.label and data.client")
     if odd := [column for column in used if frame[column].dtype.kind in ODD]:
         raise SettingsError(f"{where}: column {odd[0]!r} is {frame[odd[0]].dtype}; make it numbers or text")
-    categories = [c for c in used if c in (categorical or ()) or frame[c].dtype.kind not in "iufb"]
+    categories = [c for c in used if c in categorical or frame[c].dtype.kind not in "iufb"]
     return rows, Encoder([c for c in used if c not in categories], categories)

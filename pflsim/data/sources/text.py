@@ -15,7 +15,7 @@ import numpy as np
 from pflsim.config.settings import Count
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
-from pflsim.data.sources.frames import Rows, check_columns, defaults_of, dumped, read_rows
+from pflsim.data.sources.frames import Source, check_columns, defaults_of, dumped, read_rows
 from pflsim.errors import reading
 
 UNKNOWN = 1
@@ -113,7 +113,7 @@ def load(
     Raises:
         SettingsError: a file or a tokenizer cannot be read, or a column is missing.
     """
-    rows, tokenizer = _rows(path, test, text, label, client, min_examples), None
+    rows, tokenizer = read_rows("text", Source(path, test, label, client, min_examples), [text]), None
     if tokens not in ("words", "characters"):
         with reading(f"data.tokens={tokens}", "words, characters, or a tokenizer's folder (pip install 'pflsim[hf]')"):
             from transformers import AutoTokenizer
@@ -127,14 +127,8 @@ def load(
     def fitted(dataset: Dataset, partition: Partition) -> Dataset:
         whole = np.unique(np.concatenate(partition.train))
         every = encoder.fit([str(each) for each in rows.frame[text].fillna("").iloc[whole]], vocabulary)
-        return replace(
-            dataset,
-            x=every(rows.frame),
-            vocabulary=every.size,
-            fields=FIELDS if masked else (),
-            fit=None,
-            encoder=dumped(every),
-        )
+        fields = FIELDS if masked else ()
+        return replace(dataset, x=every(rows.frame), vocabulary=every.size, fields=fields, encoder=dumped(every))
 
     content: Any = rows.frame[[text]].astype(str)
     return rows.dataset(content, np.int64, fit=fitted)
@@ -142,10 +136,4 @@ def load(
 
 def defaults(load: partial[Dataset]) -> dict[str, Any]:
     """Return the settings of a run that texts choose unless they are given, by key; `load` has its settings."""
-    names = ("path", "test", "text", "label", "client", "min_examples")
-    given = {**dict.fromkeys(names), "text": "text", "label": "label", "min_examples": 8, **load.keywords}
-    return defaults_of("text_transformer", given, lambda: _rows(*(given[name] for name in names)))
-
-
-def _rows(path: Any, test: Any, text: Any, label: Any, client: Any, min_examples: Any) -> Rows:
-    return read_rows("text", path, test, label, client, [text], min_examples)
+    return defaults_of(load, "text_transformer", lambda source, its: read_rows("text", source, [its["text"]]))
