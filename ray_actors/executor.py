@@ -99,11 +99,9 @@ class RayExecutor(BaseExecutor[ObjectRef]):
 
     def __init__(self, prepared: PreparedRun, layout: Layout, pool: ActorPool):
         super().__init__(prepared)
-        actors, slots = (
-            len(layout.groups),
-            prepared.settings.placement.gpus * prepared.settings.placement.actors_per_gpu,
-        )
-        if actors < slots and prepared.settings.placement.actors is None:
+        placement, actors = prepared.settings.placement, len(layout.groups)
+        slots = placement.gpus * placement.actors_per_gpu
+        if actors < slots and placement.actors is None:
             logger.info(f"{slots} client actors fit on the GPUs; for more than {actors}, lower lockstep_clients")
         self.layout, self._host_of, self._pool = layout, layout.host_of(), pool
         self.server = RayServer(pool.server(), Setup(tuple(sys.path), (ray.put(self.server_arguments),)))
