@@ -8,22 +8,12 @@ from typing import Any, cast
 
 import torch
 
+from lightning_modules import model_checks
 from lightning_modules.base import ClientModule
 from lightning_modules.hosts.base_executor import PreparedRun
 from lightning_modules.hosts.client_factory import ClientFactory, MakesClient, MakesNet, MakesRule
 from lightning_modules.hosts.devices import client_device, torch_threads
 from lightning_modules.lockstep.stacks import stacks
-from lightning_modules.model_checks import (
-    build_variants,
-    check_batches,
-    check_phases,
-    check_task,
-    check_validation,
-    check_variants,
-    fitted,
-    in_lockstep,
-    sharing_warnings,
-)
 from lightning_modules.nets.adjust import Adjustments
 from lightning_modules.nets.own import bind_models
 from lightning_modules.training import Training
@@ -60,7 +50,7 @@ def prepare(settings: Settings, trial: bool = True) -> PreparedRun:
     make_client, make_rule = bind_method(settings.method, client_kind=MakesClient, server_kind=MakesRule)
     models = bind_models(settings, kind=MakesNet)
     dataset, partition = load_federation(settings)
-    models = fitted(models, dataset, settings)
+    models = model_checks.fitted(models, dataset, settings)
     task = task_of(settings, dataset, partition)
     metrics = metrics_of(settings.eval.metrics, task, settings.eval.primary)
     measures = replace(measures_of(task, metrics, settings.eval), domains=domains_of(dataset, partition))
@@ -82,13 +72,13 @@ def prepare(settings: Settings, trial: bool = True) -> PreparedRun:
         on_nonfinite=settings.on_nonfinite,
     )
     with torch_threads(factory.threads):
-        variants = build_variants(factory, dataset, settings)
+        variants = model_checks.build_variants(factory, dataset, settings)
     module, method = variants[0], component_name(settings, "method")
-    check_task(method, module, task)
-    check_variants(method, variants)
-    check_phases(method, variants)
-    check_batches(module, partition, settings.batch_size)
-    check_validation(method, module, partition)
+    model_checks.check_task(method, module, task)
+    model_checks.check_variants(method, variants)
+    model_checks.check_phases(method, variants)
+    model_checks.check_batches(module, partition, settings.batch_size)
+    model_checks.check_validation(method, module, partition)
     sizes = [len(rows) for rows in partition.train]
     with own_errors(f"the server rule of {method}"):
         rule: ServerRule[Any] = make_rule()
@@ -107,19 +97,12 @@ def prepare(settings: Settings, trial: bool = True) -> PreparedRun:
     meta = _meta(settings, dataset, partition, module, measures)
     local = factory.training
     found = stacks(settings, method, module, factory.device, sizes[: len(federation.clients)])
-    factory, warnings = in_lockstep(replace(factory, stacks=found), variants, dataset, settings)
-    return PreparedRun(
-        settings,
-        dataset,
-        partition,
-        factory,
-        rule,
-        federation,
-        replace(_plan(settings, partition, module, meta, rule, len(federation.clients)), metrics=metrics),
-        meta,
-        tuple(local.local_steps or local.local_epochs * -(-examples // local.batch_size) for examples in sizes),
-        (*dataset_warnings(dataset), *module.net.notes, *warnings, *sharing_warnings(method, variants)),
-    )
+    factory, warnings = model_checks.in_lockstep(replace(factory, stacks=found), variants, dataset, settings)
+    plan = replace(_plan(settings, partition, module, meta, rule, len(federation.clients)), metrics=metrics)
+    batches = tuple(local.local_steps or local.local_epochs * -(-size // local.batch_size) for size in sizes)
+    sharing = model_checks.sharing_warnings(method, variants)
+    warnings = (*dataset_warnings(dataset), *module.net.notes, *warnings, *sharing)
+    return PreparedRun(settings, dataset, partition, factory, rule, federation, plan, meta, batches, warnings)
 
 
 def _meta(

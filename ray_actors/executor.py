@@ -18,16 +18,7 @@ from itertools import count
 from typing import Any
 
 import ray
-from ray import ObjectRef
-from ray.exceptions import (
-    GetTimeoutError,
-    NodeDiedError,
-    ObjectLostError,
-    OutOfMemoryError,
-    RayActorError,
-    RayTaskError,
-    WorkerCrashedError,
-)
+from ray import ObjectRef, exceptions
 
 from lightning_modules.hosts.base_executor import BaseExecutor, PreparedRun
 from lightning_modules.hosts.client_factory import InitialStates
@@ -45,7 +36,7 @@ from ray_actors.server_actor import ServerState
 from ray_actors.zero_copy import ZeroCopyMessage
 
 logger = logging.getLogger(__name__)
-DEATHS = (RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError)
+DEATHS = exceptions.RayActorError, exceptions.WorkerCrashedError, exceptions.NodeDiedError, exceptions.OutOfMemoryError
 CLIENTS_PER_FETCH = 10
 """Clients whose private states the driver fetches at a time."""
 FETCH_TIMEOUT_S = 30.0
@@ -108,11 +99,9 @@ class RayExecutor(BaseExecutor[ObjectRef]):
 
     def __init__(self, prepared: PreparedRun, layout: Layout, pool: ActorPool):
         super().__init__(prepared)
-        actors, slots = (
-            len(layout.groups),
-            prepared.settings.placement.gpus * prepared.settings.placement.actors_per_gpu,
-        )
-        if actors < slots and prepared.settings.placement.actors is None:
+        placement, actors = prepared.settings.placement, len(layout.groups)
+        slots = placement.gpus * placement.actors_per_gpu
+        if actors < slots and placement.actors is None:
             logger.info(f"{slots} client actors fit on the GPUs; for more than {actors}, lower lockstep_clients")
         self.layout, self._host_of, self._pool = layout, layout.host_of(), pool
         self.server = RayServer(pool.server(), Setup(tuple(sys.path), (ray.put(self.server_arguments),)))
@@ -164,7 +153,7 @@ class RayExecutor(BaseExecutor[ObjectRef]):
             except DEATHS as death:
                 why = f"died while it was starting: {how_it_died(death)} (tried {retries + 1} times)"
                 raise RunError(f"client actor {number} {why}") from None
-            except RayTaskError as error:
+            except exceptions.RayTaskError as error:
                 cause = error.cause if isinstance(error.cause, BaseException) else error
                 text = f"client actor {number} cannot start: {type(cause).__name__}: {cause}"
                 self.failure_policy.log(text, str(error))
@@ -184,7 +173,7 @@ class RayExecutor(BaseExecutor[ObjectRef]):
             # The locations that Ray reports are not enough: it may give an object up that has another copy.
             for ref in (*self.states.values(), *self.server.state.ref):
                 ray.get(ref, timeout=FETCH_TIMEOUT_S)
-        except (ObjectLostError, GetTimeoutError):
+        except (exceptions.ObjectLostError, exceptions.GetTimeoutError):
             self.states, self.server.state = {}, ServerState(0)
             return False
         return True
@@ -272,7 +261,7 @@ class RayExecutor(BaseExecutor[ObjectRef]):
             process, outcomes = self._get(call.refs[0], placed=True)
         except DEATHS as death:
             return self._after_death(call, task, death)
-        except RayTaskError as error:  # outside of any client's task
+        except exceptions.RayTaskError as error:  # outside of any client's task
             cause = error.cause if isinstance(error.cause, BaseException) else error
             failure = self._failure(call, task, f"{type(cause).__name__}: {cause}", trace=str(error))
             if self.on_error.rule == "drop" and len(call.groups) > 1:
@@ -363,7 +352,7 @@ class RayExecutor(BaseExecutor[ObjectRef]):
             tried = f"(tried {retries + 1} times)"
             text = f"the server actor ({where}) died during {method}: {how_it_died(death)} {tried}"
             raise ServerError(text) from None
-        except RayTaskError as error:
+        except exceptions.RayTaskError as error:
             cause = getattr(error, "cause", None) or error
             text = f"the server ({where}) failed in {method}: {type(cause).__name__}: {cause}"
             logger.warning(f"{text}\n{str(error).rstrip()}")
@@ -447,9 +436,9 @@ class RayExecutor(BaseExecutor[ObjectRef]):
         self._pool.check_ray()
         try:
             return ray.get(refs)
-        except (RayTaskError, ObjectLostError) as error:
-            cause = error.cause if isinstance(error, RayTaskError) else error
-            if isinstance(cause, ObjectLostError):
+        except (exceptions.RayTaskError, exceptions.ObjectLostError) as error:
+            cause = error.cause if isinstance(error, exceptions.RayTaskError) else error
+            if isinstance(cause, exceptions.ObjectLostError):
                 raise NodeLost("objects on a node that left the cluster are lost") from None
             raise
 

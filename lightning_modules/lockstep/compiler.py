@@ -9,15 +9,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from lightning_modules.lockstep.graphs import (
-    aten,
-    can_run_at,
-    example_value,
-    fuse_biases,
-    remove_dead_code,
-    root,
-    simplify,
-)
+from lightning_modules.lockstep import graphs
+from lightning_modules.lockstep.graphs import aten, can_run_at, example_value, root
 from lightning_modules.lockstep.program import Program
 
 ADDED_PRODUCTS = {aten.bmm.default: aten.baddbmm_.default, aten.mm.default: aten.addmm_.default}
@@ -54,12 +47,12 @@ def compile_step(
         ValueError: the shape or the result of an operation depends on values of tensors.
     """
     _refuse_data_dependence(traced, objective)
-    simplify(traced)
+    graphs.simplify(traced)
     copy_inputs(traced)
     if descend:
         descend_in_place(traced, trained)
-    fuse_biases(traced.graph)
-    remove_dead_code(traced.graph)
+    graphs.fuse_biases(traced.graph)
+    graphs.remove_dead_code(traced.graph)
     return Program(traced, state)
 
 

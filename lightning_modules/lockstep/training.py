@@ -284,10 +284,10 @@ class Stack:
         traced, step = steps[at, width, size]
         gradients, terms = step(batch, self.updates[at].rate)
         if gradients:
-            moved, state = [self.values[name][:width] for name in traced.moved], self.memory.optimizers[at]
+            moved, state = {name: self.values[name][:width] for name in traced.moved}, self.memory.optimizers[at]
             if width == 1:  # these gradients have no client axis
                 gradients = [gradient[None] for gradient in gradients]
-            self.updates[at].apply(traced.moved, moved, gradients, lambda name: state[name][:width], stacked=True)
+            self.updates[at].apply(moved, gradients, lambda name: state[name][:width], stacked=True)
         return traced.terms, terms
 
     def _traced(self, at: int, values: Tensors, batch: Batch) -> TracedStep:
@@ -315,9 +315,7 @@ class Stack:
             terms = self.module.compute_gradients(batch, phase, list(parameters.values()))
         moved = {name: p.detach() for name, p in parameters.items() if p.grad is not None}
         gradients = [p.grad for p in parameters.values() if p.grad is not None]
-        self.updates[at].apply(
-            list(moved), list(moved.values()), gradients, lambda name: state[name][row], stacked=False
-        )
+        self.updates[at].apply(moved, gradients, lambda name: state[name][row], stacked=False)
         self.meters[at].add_single(row, terms)
 
 

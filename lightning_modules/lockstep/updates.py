@@ -55,19 +55,13 @@ class Update:
         return state
 
     def apply(
-        self,
-        names: Sequence[str],
-        parameters: Sequence[Tensor],
-        gradients: Sequence[Tensor],
-        state: Callable[[str], Tensor],
-        stacked: bool,
+        self, parameters: Tensors, gradients: Sequence[Tensor], state: Callable[[str], Tensor], stacked: bool
     ) -> None:
         """Take a step.
 
         Args:
-            names: of the parameters.
-            parameters: [n, ...], or [...] of one client.
-            gradients: of the same shapes.
+            parameters: by name, [n, ...], or [...] of one client.
+            gradients: in their order, of the same shapes.
             state: returns a tensor of the optimiser's state by name, [n, ...] or [...].
             stacked: whether tensors have the client axis.
         """
@@ -75,7 +69,7 @@ class Update:
             if self.clip is not None:
                 gradients = clipped(gradients, self.clip, stacked)
             steps = state("steps").add_(1) if self.counts else None
-            for name, parameter, gradient in zip(names, parameters, gradients, strict=True):
+            for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
                 if self.name == "adamw":
                     parameter.mul_(1 - self.rate * self.weight_decay)
                 elif self.weight_decay:

@@ -45,8 +45,7 @@ class Cnn(Net):
         hidden: Width = 512,
         norm: Norm = "none",
     ):
-        image = image_size("cnn", input_shape)
-        stages, maps = conv_stages("cnn", image, channels, kernel=kernel, padding=padding, norm=norm)
+        stages, maps = conv_stages("cnn", input_shape, channels, kernel=kernel, padding=padding, norm=norm)
         layers = OrderedDict(
             **stages,
             flatten=nn.Flatten(),
@@ -95,9 +94,8 @@ class MapCnn(Net):
         hidden: Width = 50,
         features: Literal["maps", "hidden"] = "maps",
     ):
-        image = image_size("pfedpm_cnn", input_shape)
         widths, numbers = [hidden_channels, channels], {"kernel": kernel, "padding": padding}
-        stages, maps = conv_stages("pfedpm_cnn", image, widths, **numbers, norm="none", strides=strides)
+        stages, maps = conv_stages("pfedpm_cnn", input_shape, widths, **numbers, norm="none", strides=strides)
         hidden_layer: OrderedDict[str, nn.Module] = OrderedDict(
             flatten=nn.Flatten(), fc1=nn.Linear(math.prod(maps), hidden), relu=nn.ReLU(inplace=True)
         )
@@ -144,8 +142,7 @@ class LeNet(Net):
         hidden: Widths = (120, 84),
         norm: Norm = "none",
     ):
-        image = image_size("lenet", input_shape)
-        stages, maps = conv_stages("lenet", image, channels, kernel=kernel, padding=padding, norm=norm)
+        stages, maps = conv_stages("lenet", input_shape, channels, kernel=kernel, padding=padding, norm=norm)
         layers: OrderedDict[str, nn.Module] = OrderedDict(**stages, flatten=nn.Flatten())
         width = math.prod(maps)
         for number, outputs in enumerate(hidden, start=1):

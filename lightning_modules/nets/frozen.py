@@ -81,7 +81,8 @@ def save_frozen(folder: Path, variants: Iterable[nn.Module]) -> None:
     for variant, own in enumerate(map(frozen, variants)):
         if (path := _path(folder, variant)).exists():
             saved = _read(path)
-            if differing := [name for name in {**own, **saved} if not _equal(own.get(name), saved.get(name))]:
+            common = own.keys() & saved.keys()
+            if differing := [n for n in {**own, **saved} if n not in common or not torch.equal(own[n], saved[n])]:
                 raise SettingsError(f"the run cannot resume: {differing[0]} is frozen and differs from that in {path}")
         elif own:
             write_tensors(path, own, {"variant": str(variant)})
@@ -103,7 +104,3 @@ def _read(path: Path) -> Tensors:
     from safetensors.torch import load_file
 
     return load_file(path)
-
-
-def _equal(a: Tensor | None, b: Tensor | None) -> bool:
-    return a is not None and b is not None and torch.equal(a, b)

@@ -47,7 +47,7 @@ def norm2d(kind: Norm, channels: int) -> nn.Module:
 
 def conv_stages(
     model: str,
-    image: tuple[int, int, int],
+    input_shape: Sequence[int],
     channels: Sequence[int],
     *,
     kernel: int,
@@ -59,7 +59,7 @@ def conv_stages(
 
     Args:
         model: the network's name, for errors.
-        image: channels, height and width of the input.
+        input_shape: [channels, height, width] of the images.
         channels: output channels of each stage.
         kernel: side of the convolutions' filters.
         padding: zeros added on each side before a convolution.
@@ -70,13 +70,13 @@ def conv_stages(
         The layers in order (conv1, norm1, relu1, pool1, conv2, ...), and the shape of one example's feature maps.
 
     Raises:
-        SettingsError: the image shrinks to nothing, or there are other numbers of strides and convolutions.
+        SettingsError: the inputs are no images, or shrink to nothing, or strides and convolutions differ in number.
     """
+    inputs, height, width = image = image_size(model, input_shape)
     strides = strides or [1] * len(channels)
     if len(strides) != len(channels):
         raise SettingsError(f"model {model}: strides={[*strides]} must be {len(channels)} numbers, one per convolution")
     layers: dict[str, nn.Module] = {}
-    inputs, height, width = image
     for stage, (outputs, stride) in enumerate(zip(channels, strides, strict=True), start=1):
         height, width = (((side + 2 * padding - kernel) // stride + 1) // 2 for side in (height, width))
         if min(height, width) < 1:

@@ -104,10 +104,8 @@ def own_net(
         SettingsError: the result is no module, has no such head, or computes something else than its head does.
     """
     where = f"model={make.__module__}.{make.__qualname__}"  # type: ignore[attr-defined]
-    filled, known = (
-        zip(FILLED_IN, (input_shape, num_classes, vocabulary), strict=True),
-        inspect.signature(make).parameters,
-    )
+    filled = zip(FILLED_IN, (input_shape, num_classes, vocabulary), strict=True)
+    known = inspect.signature(make).parameters
     added = {name: value for name, value in filled if name in known and value is not None}
     module = make(**{**added, **settings})
     if isinstance(module, Net) and head is None:

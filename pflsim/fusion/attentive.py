@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float, Float64
@@ -12,13 +11,14 @@ from torch.nn import functional
 
 from pflsim.config.validate import non_negative, positive
 from pflsim.errors import SettingsError
-from pflsim.fusion.blocks import Workspace, blocks, products_device
+from pflsim.fusion.blocks import Rows, Workspace, blocks, products_device
+from pflsim.fusion.means import Stack
 
 SELF_WEIGHT_TOLERANCE = 1e-9
 """Tolerance for negative self weights due to rounding."""
 
 
-def squared_distances(flat: Float[Tensor, " N P"] | Sequence[Float[Tensor, " P"]]) -> Float64[Tensor, " N N"]:
+def squared_distances(flat: Rows) -> Float64[Tensor, " N N"]:
     """Return the squared Euclidean distances between all pairs of rows.
 
     `d_nm = ‖w_n − w_m‖²`
@@ -95,16 +95,14 @@ def check_self_weight(clients: int, alpha: float, sigma: float, clamp: bool = Fa
         )
 
 
-def mix(
-    weights: Float[Tensor, " R N"], stack: Float[Tensor, " N *shape"] | Sequence[Float[Tensor, " *shape"]]
-) -> list[Float[Tensor, " *shape"]]:
-    """Mix N clients' tensors for R receivers.
+def mix(weights: Float[Tensor, " R K"], stack: Stack) -> list[Float[Tensor, " *shape"]]:
+    """Mix K clients' tensors for R receivers.
 
     `out_r = Σ_m ζ_rm · stack_m`
 
     Args:
-        weights: [R, N] ζ, used as float64.
-        stack: [N, *shape], or a list of N tensors.
+        weights: [R, K] ζ, used as float64.
+        stack: [K, *shape], or a list of K tensors.
 
     Returns:
         R tensors [*shape] in the dtype and on the device of the stack. No two share memory.

@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+Rows = Float[Tensor, " N P"] | Sequence[Float[Tensor, " P"]]
+"""One flattened tensor of N clients: [N, P], or a list of N rows."""
 COLUMNS = 4096
 """Columns per block: a float64 block of a hundred rows fits in a CPU's cache."""
 GPU_COLUMNS = 2**17
@@ -27,14 +29,12 @@ def products_on(device: torch.device) -> Iterator[None]:
         _gpu.reset(token)
 
 
-def products_device(rows: Float[Tensor, " N P"] | Sequence[Float[Tensor, " P"]]) -> torch.device:
+def products_device(rows: Rows) -> torch.device:
     """Return the device on which products of these rows are computed: that of `products_on`, or their own."""
     return _gpu.get() or rows[0].device
 
 
-def blocks(
-    rows: Float[Tensor, " N P"] | Sequence[Float[Tensor, " P"]], device: torch.device | None = None
-) -> Iterator[Float64[Tensor, " N B"]]:
+def blocks(rows: Rows, device: torch.device | None = None) -> Iterator[Float64[Tensor, " N B"]]:
     """Read N rows in blocks of columns, from left to right.
 
     Args:

@@ -10,8 +10,12 @@ from jaxtyping import Float, Float64, Int, Num, Shaped
 from scipy.cluster.hierarchy import cut_tree, linkage
 from torch import Tensor
 
-from pflsim.fusion.blocks import Workspace, blocks
-from pflsim.fusion.means import weighted_mean
+from pflsim.fusion.blocks import Rows, Workspace, blocks
+from pflsim.fusion.means import Stack, column, weighted_mean
+from pflsim.types import Tensors
+
+Groups = Float[Tensor, " M P"] | Sequence[Float[Tensor, " P"]]
+"""One flattened tensor of M clusters: [M, P], or a list of M rows."""
 
 
 def cosine_similarity(gram: Float[Tensor, " K K"]) -> Float[Tensor, " K K"]:
@@ -63,10 +67,7 @@ def ward_clusters(similarity: Float[Tensor, " N N"], clusters: int) -> Int[Tenso
 
 
 def cluster_means(
-    stack: Float[Tensor, " K *shape"] | Sequence[Float[Tensor, " *shape"]],
-    labels: Int[Tensor, " K"],
-    weights: Num[Tensor, " K"],
-    otherwise: Shaped[Tensor, " M *shape"],
+    stack: Stack, labels: Int[Tensor, " K"], weights: Num[Tensor, " K"], otherwise: Shaped[Tensor, " M *shape"]
 ) -> Float[Tensor, " M *shape"]:
     """Average K clients' tensors within M clusters.
 
@@ -89,20 +90,36 @@ def cluster_means(
     return means
 
 
-def centre_distances(
-    rows: Float[Tensor, " K P"] | Sequence[Float[Tensor, " P"]],
-    centres: Float[Tensor, " M P"] | Sequence[Float[Tensor, " P"]],
-) -> Float64[Tensor, " K M"]:
-    """Return the squared Euclidean distances of K rows to M centres.
-
-    FeSEM, E step: `d_km = ‖w_k − c_m‖²`
+def cluster_models(
+    sent: Sequence[Tensors], labels: Int[Tensor, " K"], weights: Num[Tensor, " K"], otherwise: Sequence[Tensors]
+) -> tuple[dict[str, Tensor], ...]:
+    """Average K clients' models within M clusters, see `cluster_means`; no two tensors share memory.
 
     Args:
-        rows: [K, P] or K rows, one flattened unit per client; distances of several tensors may be added.
+        sent: K clients' tensors by name.
+        labels: [K], the cluster of each client.
+        weights: [K], of the clients.
+        otherwise: the models of clusters without members.
+    """
+    models: list[dict[str, Tensor]] = [{} for _ in otherwise]
+    for key in otherwise[0]:
+        means = cluster_means(column(sent, key), labels, weights, torch.stack(column(otherwise, key)))
+        for model, mean in zip(models, means, strict=True):
+            model[key] = mean.clone()
+    return tuple(models)
+
+
+def centre_distances(rows: Rows, centres: Groups) -> Float64[Tensor, " N M"]:
+    """Return the squared Euclidean distances of N rows to M centres.
+
+    FeSEM, E step: `d_nm = ‖w_n − c_m‖²`
+
+    Args:
+        rows: [N, P] or N rows, one flattened unit per client; distances of several tensors may be added.
         centres: [M, P] or M rows, the same unit per cluster.
 
     Returns:
-        [K, M] float64. Differences are computed before squaring, in blocks of columns.
+        [N, M] float64. Differences are computed before squaring, in blocks of columns.
     """
     distances = torch.zeros(len(rows), len(centres), dtype=torch.float64, device=rows[0].device)
     differences = Workspace(len(rows), len(rows[0]), torch.float64, distances.device)
@@ -113,21 +130,19 @@ def centre_distances(
 
 
 def directions(
-    rows: Float[Tensor, " K P"] | Sequence[Float[Tensor, " P"]],
-    others: Float[Tensor, " M P"] | Sequence[Float[Tensor, " P"]],
-    origin: Float[Tensor, " P"],
-) -> tuple[Float64[Tensor, " K M"], Float64[Tensor, " M"]]:
-    """Return the inner products of K with M vectors and the squared norms of the M, relative to an origin.
+    rows: Rows, others: Groups, origin: Float[Tensor, " P"]
+) -> tuple[Float64[Tensor, " N M"], Float64[Tensor, " M"]]:
+    """Return the inner products of N with M vectors and the squared norms of the M, relative to an origin.
 
-    `products_km = ⟨w_k − o, w_m − o⟩`, `squares_m = ‖w_m − o‖²`
+    `products_nm = ⟨w_n − o, w_m − o⟩`, `squares_m = ‖w_m − o‖²`
 
     Args:
-        rows: [K, P] or K rows, one flattened tensor each; results of several tensors may be added.
+        rows: [N, P] or N rows, one flattened tensor each; results of several tensors may be added.
         others: [M, P] or M rows.
         origin: [P].
 
     Returns:
-        [K, M] and [M], float64, computed in blocks of columns.
+        [N, M] and [M], float64, computed in blocks of columns.
     """
     products = torch.zeros(len(rows), len(others), dtype=torch.float64, device=rows[0].device)
     squares = torch.zeros(len(others), dtype=torch.float64, device=rows[0].device)

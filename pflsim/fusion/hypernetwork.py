@@ -52,7 +52,9 @@ class Hypernetworks:
     heads: tuple[Linear, ...]
 
 
-def draw(clients: int, embedding: int, hidden: Sequence[int], outputs: Sequence[int], seed: int) -> Hypernetworks:
+def draw(
+    clients: int, embedding: int, hidden: Sequence[int], outputs: Sequence[int], seed: int, common: bool = False
+) -> Hypernetworks:
     """Initialise N hypernetworks; each is a function of (seed, client).
 
     Args:
@@ -61,15 +63,21 @@ def draw(clients: int, embedding: int, hidden: Sequence[int], outputs: Sequence[
         hidden: widths of the hidden layers.
         outputs: the number of outputs of each head.
         seed: the run's seed.
+        common: whether all clients share their layers, which then have one row, [1, ...].
 
     Returns:
         float32. Embeddings are standard normal as in `torch.nn.Embedding`. Weights and biases are uniform within ±1/√in
         as in `torch.nn.Linear`. Biases of heads are 1, so that relu scores start positive; softmax ignores the offset.
     """
-    _check_size(clients, clients * embedding, embedding, hidden, outputs)
+    _check_size(1 if common else clients, clients * embedding, embedding, hidden, outputs)
     generators = [torch_generator(seed, "hypernetwork", client) for client in range(clients)]
-    v = torch.stack([torch.randn(embedding, generator=g) for g in generators])
-    return _init_layers(v, generators, hidden, outputs)
+    v, layers, width = torch.stack([torch.randn(embedding, generator=g) for g in generators]), list[Linear](), embedding
+    generators = [torch_generator(seed, "hypernetwork")] if common else generators
+    for out in hidden:
+        layers.append(Linear(_uniform(generators, (out, width), width), _uniform(generators, (out,), width)))
+        width = out
+    heads = [Linear(_uniform(generators, (out, width), width), torch.ones(len(generators), out)) for out in outputs]
+    return Hypernetworks(v, tuple(layers), tuple(heads))
 
 
 def draw_common(
@@ -87,9 +95,7 @@ def draw_common(
     Returns:
         As `draw`, but layers have one row, [1, ...], and the biases of heads are `start`, flattened.
     """
-    _check_size(1, clients * embedding, embedding, hidden, [s.numel() for s in start])
-    v = [torch.randn(embedding, generator=torch_generator(seed, "hypernetwork", client)) for client in range(clients)]
-    drawn = _init_layers(torch.stack(v), [torch_generator(seed, "hypernetwork")], hidden, [s.numel() for s in start])
+    drawn = draw(clients, embedding, hidden, [bias.numel() for bias in start], seed, common=True)
     heads = zip(drawn.heads, start, strict=True)
     return replace(drawn, heads=tuple(Linear(head.weight, bias.reshape(1, -1).clone()) for head, bias in heads))
 
@@ -101,19 +107,6 @@ def _check_size(rows: int, embeddings: int, width: int, hidden: Sequence[int], o
         count, width = count + rows * out * (width + 1), out
     count += rows * sum(outputs) * (width + 1)
     check_room("method.embedding and method.hidden: the hypernetworks", 2 * 4 * count, "use smaller widths")
-
-
-def _init_layers(
-    v: Tensor, generators: Sequence[torch.Generator], hidden: Sequence[int], outputs: Sequence[int]
-) -> Hypernetworks:
-    """Initialise layers with one row per generator."""
-    layers: list[Linear] = []
-    width = v.shape[1]
-    for out in hidden:
-        layers.append(Linear(_uniform(generators, (out, width), width), _uniform(generators, (out,), width)))
-        width = out
-    heads = [Linear(_uniform(generators, (out, width), width), torch.ones(len(generators), out)) for out in outputs]
-    return Hypernetworks(v, tuple(layers), tuple(heads))
 
 
 def level(nets: Hypernetworks) -> Hypernetworks:

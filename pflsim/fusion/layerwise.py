@@ -9,19 +9,8 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from pflsim.fusion.attentive import attention_weights, mix, squared_distances
+from pflsim.fusion.means import column
 from pflsim.types import Tensors, Unit
-
-
-def column(weights: Sequence[Tensors], key: str) -> list[Tensor]:
-    """Return the tensors of one name, one per client, without copying.
-
-    Raises:
-        ValueError: their shapes differ.
-    """
-    found = [tensors[key] for tensors in weights]
-    if len({tensor.shape for tensor in found}) > 1:
-        raise ValueError(f"{key} has different shapes: {[tuple(tensor.shape) for tensor in found]}")
-    return found
 
 
 def stack(uplink_weights: Sequence[Tensors], key: str) -> Shaped[Tensor, " N *shape"]:

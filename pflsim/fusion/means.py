@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from jaxtyping import Float, Num
 from torch import Tensor
 
+from pflsim.messages import Uplink
+from pflsim.types import Tensors
+
+Stack = Float[Tensor, " K *shape"] | Sequence[Float[Tensor, " *shape"]]
+"""One tensor of K clients: [K, *shape], or a list of K tensors [*shape]."""
+
+
+def column(weights: Sequence[Tensors], key: str) -> list[Tensor]:
+    """Return the tensors of one name, one per client, without copying.
+
+    Raises:
+        ValueError: their shapes differ.
+    """
+    found = [tensors[key] for tensors in weights]
+    if len({tensor.shape for tensor in found}) > 1:
+        raise ValueError(f"{key} has different shapes: {[tuple(tensor.shape) for tensor in found]}")
+    return found
+
 
 def weighted_mean(
-    stack: Float[Tensor, " K *shape"] | Sequence[Float[Tensor, " *shape"]],
-    weights: Num[Tensor, " K"],
-    dtype: torch.dtype | None = None,
+    stack: Stack, weights: Num[Tensor, " K"], dtype: torch.dtype | None = None
 ) -> Float[Tensor, " *shape"]:
     """Average K clients' tensors with the given weights.
 
@@ -48,9 +64,7 @@ def weighted_mean(
     return mean.to(dtype or first.dtype)
 
 
-def uniform_mean(
-    stack: Float[Tensor, " K *shape"] | Sequence[Float[Tensor, " *shape"]], dtype: torch.dtype | None = None
-) -> Float[Tensor, " *shape"]:
+def uniform_mean(stack: Stack, dtype: torch.dtype | None = None) -> Float[Tensor, " *shape"]:
     """Average K clients' tensors with equal weights 1/K (pFedCFR eq 12).
 
     Args:
@@ -65,3 +79,9 @@ def uniform_mean(
         ValueError: there are no clients.
     """
     return weighted_mean(stack, torch.ones(len(stack), dtype=torch.float64), dtype)
+
+
+def example_means(uplinks: Sequence[Uplink], keys: Iterable[str]) -> dict[str, Tensor]:
+    """Return the means of the clients' weights of these names, weighted by training examples (FedAvg)."""
+    examples = torch.tensor([u.num_examples for u in uplinks], dtype=torch.float64)
+    return {key: weighted_mean(column([u.weights for u in uplinks], key), examples) for key in keys}

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 from torch.nn import functional
 
-from pflsim.fusion.blocks import Workspace, blocks, products_device
+from pflsim.fusion.blocks import Rows, Workspace, blocks, products_device
 
 Normaliser = Literal["softmax", "relu"]
 
@@ -42,9 +42,7 @@ def mixing_weights(
 
 
 def mixing_gradient(
-    weights: Float[Tensor, "R N"],
-    stack: Float[Tensor, " N P"] | Sequence[Float[Tensor, " P"]],
-    targets: Float[Tensor, " R P"] | Sequence[Float[Tensor, " P"]],
+    weights: Float[Tensor, "R N"], stack: Rows, targets: Float[Tensor, " R P"] | Sequence[Float[Tensor, " P"]]
 ) -> Float64[Tensor, "R N"]:
     """Return the gradient of half the squared distance between mixture and target with respect to the mixing weights.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from torch import Tensor, nn
 
@@ -14,6 +14,16 @@ from pflsim.params import UnitKind
 from pflsim.types import Axis, ClientInfo, Matrix, Tensors, Unit
 
 State = TypeVar("State")
+StateWithWeights = TypeVar("StateWithWeights", bound="HasWeights")
+
+
+class HasWeights(Protocol):
+    """A state with the global model."""
+
+    @property
+    def weights(self) -> Tensors:
+        """Tensors by name."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +117,18 @@ class ServerRule(ABC, Generic[State]):
     def diagnostics(self, state: State) -> Sequence[Matrix]:
         """Return matrices to display after a fusion, such as mixing weights between clients."""
         return ()
+
+
+class GlobalModelRule(ServerRule[StateWithWeights]):
+    """Base class of rules whose state has the global model as `weights`, which every client receives."""
+
+    def downlink(self, state: StateWithWeights, client: int) -> Message:
+        """Send the global model."""
+        return Message(weights=state.weights)
+
+    def global_weights(self, state: StateWithWeights) -> Tensors | None:
+        """Return the global model."""
+        return state.weights
 
 
 def between_clients(numbers: Mapping[str, Tensor], kind: str, title: str) -> list[Matrix]:

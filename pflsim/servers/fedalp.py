@@ -13,13 +13,11 @@ from pflsim.config.validate import Bounds, at_least_one
 from pflsim.errors import SettingsError
 from pflsim.fusion.blocks import blocks
 from pflsim.fusion.clusters import cluster_means, cosine_similarity, directions, ward_clusters
-from pflsim.fusion.layerwise import column, flat_rows, layer_weights, mix_layer, stack
-from pflsim.fusion.means import weighted_mean
+from pflsim.fusion.layerwise import flat_rows, layer_weights, mix_layer, stack
+from pflsim.fusion.means import column, example_means, weighted_mean
 from pflsim.messages import Message, Uplink
 from pflsim.params import UnitKind
-from pflsim.servers.base import Federation, ServerRule
-from pflsim.servers.fedavg import FedAvg
-from pflsim.servers.fedavg import State as Mean
+from pflsim.servers.base import Federation, GlobalModelRule
 from pflsim.types import Axis, Matrix, Tensors, Unit
 
 
@@ -50,7 +48,7 @@ class State:
     mixtures: tuple[Tensors, ...]
 
 
-class FedALP(ServerRule[State]):
+class FedALP(GlobalModelRule[State]):
     """Adaptive layer-based personalisation (Xie et al. 2022, Algorithms 1 and 2).
 
     Rounds 1 to T_pre are FedAvg. After round T_pre the server clusters the clients into M groups by the cosines of
@@ -113,17 +111,9 @@ class FedALP(ServerRule[State]):
         if rounds < 2:
             raise SettingsError(f"rounds={rounds}: expected at least 2, one of warm-up and one after it")
         layout = federation.layouts[self.unit]
-        return State(
-            examples=torch.tensor([c.num_examples for c in federation.clients], dtype=torch.float64),
-            layout=layout,
-            warmup=self.warmup_rounds(rounds),
-            fused=0,
-            weights=dict(federation.initial),
-            groups=torch.zeros(0, dtype=torch.int64),
-            psi=torch.zeros(0, len(layout), dtype=torch.float64),
-            models=(),
-            mixtures=(),
-        )
+        examples = torch.tensor([c.num_examples for c in federation.clients], dtype=torch.float64)
+        groups, psi = torch.zeros(0, dtype=torch.int64), torch.zeros(0, len(layout), dtype=torch.float64)
+        return State(examples, layout, self.warmup_rounds(rounds), 0, dict(federation.initial), groups, psi, (), ())
 
     def downlink(self, state: State, client: int) -> Message:
         """Send w_g during the warm-up and to clients without a group, else the mixture of the client's group."""
@@ -137,7 +127,7 @@ class FedALP(ServerRule[State]):
             return state
         if state.models:
             return self._step(state, uplinks)
-        warm = replace(state, weights=FedAvg().fuse(Mean(state.weights), uplinks).weights)
+        warm = replace(state, weights=example_means(uplinks, state.weights))
         ends = state.fused >= state.warmup and len(uplinks) >= self.groups
         return self._group(warm, state.weights, uplinks) if ends else warm
 
@@ -213,10 +203,6 @@ class FedALP(ServerRule[State]):
         along = torch.where(lengths > 0, products / lengths, torch.zeros_like(products))
         groups[[u.client for u in new]] = along.argmax(1)
         return groups
-
-    def global_weights(self, state: State) -> Tensors:
-        """Return w_g."""
-        return state.weights
 
     def numbers(self, state: State) -> Tensors:
         """Return `psi` [M, L], `groups` [N] (−1: none) and group models `group/<key>` [M, ...] after the warm-up."""

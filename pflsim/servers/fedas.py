@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from pflsim.fusion.layerwise import column
-from pflsim.fusion.means import weighted_mean
+from pflsim.fusion.means import column, weighted_mean
 from pflsim.messages import Uplink
 from pflsim.servers.fedavg import FedAvg, State
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from pflsim.fusion.means import weighted_mean
+from pflsim.fusion.means import example_means, weighted_mean
 from pflsim.messages import Message, Uplink
-from pflsim.servers import fedavg
-from pflsim.servers.base import Federation, ServerRule
+from pflsim.servers.base import Federation, GlobalModelRule
 from pflsim.types import Tensors
 
 MEAN = "mean_features"
@@ -30,7 +29,7 @@ class State:
     extra: Tensors = field(default_factory=dict)
 
 
-class FedDBE(ServerRule[State]):
+class FedDBE(GlobalModelRule[State]):
     """Averages the nets as FedAvg does; m_g = Σ n_i/n · m_i over the clients of the initial round (Zhang et al. 2023).
 
     Notes:
@@ -58,11 +57,7 @@ class FedDBE(ServerRule[State]):
         if opening:
             examples = torch.tensor([u.num_examples for u in opening])
             return replace(state, extra={MEAN: weighted_mean([u.extra[MEAN] for u in opening], examples)})
-        return replace(state, weights=fedavg.FedAvg().fuse(fedavg.State(state.weights), uplinks).weights)
-
-    def global_weights(self, state: State) -> Tensors:
-        """Return the global model."""
-        return state.weights
+        return replace(state, weights=example_means(uplinks, state.weights)) if uplinks else state
 
     def numbers(self, state: State) -> Tensors:
         """Return `mean_features` [D]."""

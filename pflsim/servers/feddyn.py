@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from pflsim.config.validate import positive
-from pflsim.fusion.layerwise import column
-from pflsim.fusion.means import uniform_mean
-from pflsim.messages import Message, Uplink
-from pflsim.servers.base import Federation, ServerRule
+from pflsim.fusion.means import column, uniform_mean
+from pflsim.messages import Uplink
+from pflsim.servers.base import Federation, GlobalModelRule
 from pflsim.types import Tensors
 
 
@@ -30,7 +29,7 @@ class State:
     clients: int
 
 
-class FedDyn(ServerRule[State]):
+class FedDyn(GlobalModelRule[State]):
     """h ← h − α/N · Σ (θ_i − θ) and θ ← 1/S · Σ θ_i − h/α over the S clients of the round (Acar et al. 2021, Alg. 1).
 
     Args:
@@ -50,10 +49,6 @@ class FedDyn(ServerRule[State]):
         zeros = {name: torch.zeros_like(federation.initial[name], dtype=torch.float64) for name in names}
         return State(dict(federation.initial), zeros, len(federation.clients))
 
-    def downlink(self, state: State, client: int) -> Message:
-        """Send θ."""
-        return Message(weights=state.weights)
-
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
         """Update h and θ."""
         if not uplinks:
@@ -66,7 +61,3 @@ class FedDyn(ServerRule[State]):
                 mean = mean - h[key] / self.alpha
             weights[key] = mean.to(old.dtype)
         return replace(state, weights=weights, h=h)
-
-    def global_weights(self, state: State) -> Tensors:
-        """Return θ."""
-        return state.weights

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from pflsim.config.validate import Bounds, at_least_one
-from pflsim.fusion.clusters import centre_distances, cluster_means, nearest
-from pflsim.fusion.layerwise import column, flat_rows, stack
+from pflsim.fusion.clusters import centre_distances, cluster_models, nearest
+from pflsim.fusion.layerwise import flat_rows, stack
 from pflsim.messages import Message, Uplink, packed
 from pflsim.seeding import torch_generator
 from pflsim.servers.base import Federation, ServerRule
@@ -85,12 +85,8 @@ class FeSEM(ServerRule[State]):
         for key in (key for unit in state.layout for key in unit.parameters):
             distances += centre_distances(flat_rows(sent, key), flat_rows(state.centres, key))
         groups[ids] = nearest(distances, groups[ids])
-        moved: list[dict[str, Tensor]] = [{} for _ in state.centres]
-        for key in (key for unit in state.layout for key in unit.keys):
-            means = cluster_means(column(sent, key), groups[ids], torch.ones(len(ids)), stack(state.centres, key))
-            for centre, mean in zip(moved, means, strict=True):
-                centre[key] = mean.clone()
-        return replace(state, groups=groups, centres=tuple(moved))
+        centres = cluster_models(sent, groups[ids], torch.ones(len(ids)), state.centres)
+        return replace(state, groups=groups, centres=centres)
 
     def numbers(self, state: State) -> Tensors:
         """Return `groups` [N] and the centres `group/<key>` [K, *shape]."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from pflsim.config.validate import at_least_one
-from pflsim.fusion.clusters import cluster_means
-from pflsim.fusion.layerwise import column, stack
+from pflsim.fusion.clusters import cluster_models
+from pflsim.fusion.layerwise import stack
 from pflsim.messages import Message, Uplink, packed
 from pflsim.seeding import torch_generator
 from pflsim.servers.base import Federation, ServerRule
@@ -73,12 +73,7 @@ class IFCA(ServerRule[State]):
         examples = torch.tensor([u.num_examples for u in uplinks])
         sent, groups = [u.weights for u in uplinks], state.groups.clone()
         groups[[u.client for u in uplinks]] = chosen
-        fused: list[dict[str, Tensor]] = [{} for _ in state.models]
-        for key in state.models[0]:
-            means = cluster_means(column(sent, key), chosen, examples, stack(state.models, key))
-            for model, mean in zip(fused, means, strict=True):
-                model[key] = mean.clone()
-        return State(tuple(fused), groups)
+        return State(cluster_models(sent, chosen, examples, state.models), groups)
 
     def numbers(self, state: State) -> Tensors:
         """Return `groups` [N] and the models `group/<key>` [M, *shape]."""

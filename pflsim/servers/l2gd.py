@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from pflsim.config.validate import Chance
-from pflsim.fusion.layerwise import column
-from pflsim.fusion.means import uniform_mean
+from pflsim.fusion.means import column, uniform_mean
 from pflsim.messages import Message, Uplink
 from pflsim.seeding import coin
-from pflsim.servers.base import Federation, ServerRule
+from pflsim.servers.base import Federation, GlobalModelRule
 from pflsim.types import Tensors
 
 
@@ -34,7 +33,7 @@ class State:
     seed: int
 
 
-class L2GD(ServerRule[State]):
+class L2GD(GlobalModelRule[State]):
     """x̄ = 1/n Σ x_i of the received models, sent in aggregation rounds (Hanzely & Richtárik 2020, Algorithm 1).
 
     Clients that have the current x̄ do not receive it again.
@@ -74,7 +73,3 @@ class L2GD(ServerRule[State]):
         holds = state.holds.clone()
         holds[[u.client for u in uplinks]] = True
         return replace(state, holds=holds)
-
-    def global_weights(self, state: State) -> Tensors:
-        """Return x̄ of the last communication."""
-        return state.weights

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from pflsim.errors import SettingsError
 from pflsim.fusion.attentive import check_self_weight
-from pflsim.fusion.layerwise import collaborate, column
-from pflsim.fusion.means import uniform_mean
+from pflsim.fusion.layerwise import collaborate
+from pflsim.fusion.means import column, uniform_mean
 from pflsim.messages import Message, Uplink
 from pflsim.params import Threshold, UnitKind, resolve_threshold, snapshot
 from pflsim.servers.base import Federation, ServerRule, between_clients

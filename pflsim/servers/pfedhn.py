@@ -10,8 +10,7 @@ from torch import Tensor
 
 from pflsim.config.validate import Chance, Widths, at_least_one, non_negative
 from pflsim.fusion.hypernetwork import Hypernetworks, draw_common, features, part_of, parts, pull_back, rebuilt, tensors
-from pflsim.fusion.layerwise import column
-from pflsim.fusion.means import weighted_mean
+from pflsim.fusion.means import column, example_means
 from pflsim.messages import Message, Uplink
 from pflsim.params import UnitKind
 from pflsim.servers.base import Federation, ServerRule
@@ -122,8 +121,7 @@ class PFedHN(ServerRule[State]):
         for value, speed, before in zip(tensors(nets), velocity, tensors(state.velocity), strict=True):
             speed.add_(before, alpha=self.momentum).add_(value, alpha=self.decay)
             moved.append(value.sub(speed, alpha=lr))
-        examples = torch.tensor([u.num_examples for u in uplinks], dtype=torch.float64)
-        statistics = {key: weighted_mean(column(after, key), examples) for key in state.statistics}
+        statistics = example_means(uplinks, state.statistics)
         nets, speed = rebuilt(nets, moved), rebuilt(nets, velocity)
         return replace(state, nets=nets, velocity=speed, statistics=statistics)
 

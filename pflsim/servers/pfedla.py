@@ -13,8 +13,8 @@ from torch.nn.functional import one_hot
 from pflsim.config.validate import Widths, at_least_one, non_negative
 from pflsim.errors import SettingsError
 from pflsim.fusion.hypernetwork import Hypernetworks, descend, draw, level, outputs, select
-from pflsim.fusion.layerwise import column, flat_rows, mix_unit
-from pflsim.fusion.means import uniform_mean
+from pflsim.fusion.layerwise import flat_rows, mix_unit
+from pflsim.fusion.means import column, uniform_mean
 from pflsim.fusion.mixing_weights import Normaliser, largest_own, mixing_gradient, mixing_weights
 from pflsim.messages import Message, Uplink
 from pflsim.params import UnitKind, snapshot

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from pflsim.config.validate import positive
-from pflsim.fusion.layerwise import column
-from pflsim.fusion.means import uniform_mean
-from pflsim.messages import Message, Uplink
-from pflsim.servers.base import Federation, ServerRule
+from pflsim.fusion.means import column, uniform_mean
+from pflsim.messages import Uplink
+from pflsim.servers.base import Federation, GlobalModelRule
 from pflsim.types import Tensors
 
 
@@ -28,7 +27,7 @@ class State:
     parameters: tuple[str, ...]
 
 
-class PFedMe(ServerRule[State]):
+class PFedMe(GlobalModelRule[State]):
     """w ← (1 − β)·w + β/S · Σ w_i over the S clients of the round (T Dinh et al. 2020, Algorithm 1).
 
     Args:
@@ -46,10 +45,6 @@ class PFedMe(ServerRule[State]):
         """Return the state with the initial model."""
         return State(dict(federation.initial), tuple(k for u in federation.layouts["model"] for k in u.parameters))
 
-    def downlink(self, state: State, client: int) -> Message:
-        """Send the global model."""
-        return Message(weights=state.weights)
-
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
         """Take a step of length β towards the mean of the received models."""
         if not uplinks:
@@ -60,7 +55,3 @@ class PFedMe(ServerRule[State]):
             mean = uniform_mean(column(sent, key), torch.float64)
             fused[key] = ((1 - beta) * old.double() + beta * mean).to(old.dtype)
         return replace(state, weights=fused)
-
-    def global_weights(self, state: State) -> Tensors:
-        """Return w."""
-        return state.weights

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from pflsim.config.validate import positive
-from pflsim.fusion.layerwise import column
-from pflsim.fusion.means import uniform_mean
+from pflsim.fusion.means import column, uniform_mean
 from pflsim.messages import Message, Uplink
-from pflsim.servers.base import Federation, ServerRule
+from pflsim.servers.base import Federation, GlobalModelRule
 from pflsim.types import Tensors
 
 
@@ -30,7 +29,7 @@ class State:
     clients: int
 
 
-class Scaffold(ServerRule[State]):
+class Scaffold(GlobalModelRule[State]):
     """x ← x + η_g/S · Σ (y_i − x) and c ← c + 1/N · Σ Δc_i over the S clients of the round (Karimireddy et al. 2020).
 
     Args:
@@ -72,7 +71,3 @@ class Scaffold(ServerRule[State]):
             mean = uniform_mean(column([u.extra for u in uplinks], key), torch.float64)
             control[key] = (old.double() + len(uplinks) / state.clients * mean).to(old.dtype)
         return replace(state, weights=weights, control=control)
-
-    def global_weights(self, state: State) -> Tensors:
-        """Return x."""
-        return state.weights
