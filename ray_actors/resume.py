@@ -13,7 +13,14 @@ from lightning_modules.prepare import PreparedRun
 from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
 from pflsim.params import load_state
-from pflsim.records.checkpoint_read import Checkpoint, check_header, fitting, from_containers, newest_checkpoint
+from pflsim.records.checkpoint_read import (
+    BadCheckpoint,
+    Checkpoint,
+    check_header,
+    fitting,
+    from_containers,
+    newest_checkpoint,
+)
 from pflsim.records.checkpoint_write import remove_parts, to_containers
 from pflsim.records.folder import is_complete
 from pflsim.records.history import RoundMetrics, stalled_since, validation_scores
@@ -77,8 +84,12 @@ def _check_states(prepared: PreparedRun, found: Checkpoint) -> None:
     modules = [factory.build(variant) for variant in range(len(factory.models))]
     state = from_containers(type(rule.init(prepared.federation)), found.server())
     with fitting(found.path):
+        states = found.clients()
         for client in range(prepared.plan.clients):
-            load_state(modules[factory.variant_of(client)], found.client(client))
+            saved, own = next(states, (None, {}))
+            if saved != client:
+                raise BadCheckpoint(f"{found.path} has no state of client {client}")
+            load_state(modules[factory.variant_of(client)], own)
         for client, module in enumerate(modules[: prepared.plan.clients]):
             module.receive(rule.downlink(state, client))
 

@@ -31,7 +31,8 @@ def write_checkpoint(
 
 def read_state(folder: Path, name: str) -> Any:
     """Read `server` or `client_003` of a checkpoint, in plain form."""
-    return read_checkpoint(folder).load(f"{name}.pt")
+    (kind, _, client), checkpoint = name.partition("_"), read_checkpoint(folder)
+    return checkpoint.client(int(client)) if kind == "client" else checkpoint.load(f"{name}.pt")
 
 
 def read_message(path: Path) -> Message | Uplink:

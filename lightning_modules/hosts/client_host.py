@@ -26,7 +26,7 @@ from pflsim.data.federated import CropFlip, Examples, Partition, Shard, StackedS
 from pflsim.engine.execution import AdaptTask, ClientTask, EvalRequest, FinetuneTask, ReplyTask, TrainTask
 from pflsim.errors import ClientError, client_errors
 from pflsim.messages import Message, Uplink, payload_bytes
-from pflsim.params import load, load_state, snapshot
+from pflsim.params import load, snapshot
 from pflsim.seeding import seeded_global, torch_generator
 from pflsim.types import EvalRow, Tensors, TrainReport
 
@@ -292,7 +292,7 @@ class ClientHost:
             if values is None:
                 self.module = self.modules[self.factory.variant_of(client)]
                 self.module.clear_anchors()
-                load_state(self.module, self.states[client])
+                load(self.module, self.states[client])  # a third of the time of load_state
                 self.module.round_number, self.module.steps_taken = task.round_number, 0
             else:
                 bind_state(self.module, values)

@@ -18,6 +18,8 @@ from pflsim.records import environment
 from pflsim.records.files import valid
 
 META = "meta.json"
+FORMAT = 2
+"""Of checkpoints."""
 State = TypeVar("State")
 
 
@@ -35,6 +37,7 @@ class Checkpoint:
         header: the settings of the run, e.g. method, model, seed.
         score: mean validation accuracy of the reported model after the round; None if unknown.
         files: the SHA-256 of every file by name.
+        ids: the clients in each file of private states or of adapted models.
         versions: of pflsim and torch (None if a package is not installed), and the processor.
     """
 
@@ -43,44 +46,48 @@ class Checkpoint:
     header: Mapping[str, Any]
     score: float | None
     files: Mapping[str, str]
+    ids: Mapping[str, tuple[int, ...]]
     versions: Mapping[str, str | None]
-
-    @property
-    def ids(self) -> tuple[int, ...]:
-        """Return the ids of its clients, ascending."""
-        return tuple(sorted(int(name[7:-3]) for name in self.files if name.startswith("client_")))
 
     def server(self) -> Any:
         """Return the containers of the server rule's state; `from_containers` rebuilds it."""
         return self.load("server.pt")
 
     def clients(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield each client's id and private state by ascending id. Loads one client at a time."""
-        return ((client, self.client(client)) for client in self.ids)
+        """Yield each client's id and private state by ascending id. Loads a file at a time."""
+        return (pair for name in self.ids if name.startswith("clients") for pair in self.load(name).items())
 
     def client(self, client: int) -> dict[str, Any]:
         """Return the private state of a client."""
-        return self.load(f"client_{client:03d}.pt")
+        if (state := self._of("clients", client)) is None:
+            raise BadCheckpoint(f"{self.path} has no state of client {client}")
+        return state
 
     def adapted(self, client: int) -> dict[str, Any] | None:
         """Return the tensors of a client's adapted model that differ from its private state; None: not stored."""
-        name = f"adapted_{client:03d}.pt"
-        return self.load(name) if name in self.files else None
+        return self._of("adapted", client)
+
+    def _of(self, kind: str, client: int) -> dict[str, Any] | None:
+        names = (name for name, ids in self.ids.items() if name.startswith(kind) and client in ids)
+        return next((self.load(name)[client] for name in names), None)
 
     def load(self, name: str) -> Any:
         """Return the content of a file.
 
         Raises:
-            BadCheckpoint: the file does not match its SHA-256 in meta.json, or cannot be loaded.
+            BadCheckpoint: the file does not match its SHA-256 in meta.json, cannot be loaded, or has other clients.
         """
         data = _read(self.path / name)
         if hashlib.sha256(data).hexdigest() != self.files.get(name):
             raise BadCheckpoint(f"{self.path / name} does not match its checksum")
         try:
-            return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+            found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         except Exception as error:  # torch.load raises errors of many types
             reason = str(error).strip().partition("\n")[0]
             raise BadCheckpoint(f"{self.path / name} cannot be loaded: {reason}") from error
+        if name in self.ids and list(found) != list(self.ids[name]):
+            raise BadCheckpoint(f"{self.path / name} does not have the clients that {META} names")
+        return found
 
 
 def from_containers(kind: type[State], saved: object) -> State:
@@ -131,7 +138,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     path = folder / META
     try:
         content = valid(Mapping[str, Any], json.loads(_read(path)))
-        environment.check_format(content.get("format"), folder)
+        environment.check_format(content.get("format"), folder, FORMAT)
         found = valid(Checkpoint, {**content, "path": str(folder)})
         if by_round(folder.parent).get(found.round) != folder:
             raise ValueError(f"it has round {found.round}")

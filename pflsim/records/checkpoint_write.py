@@ -8,7 +8,8 @@ import io
 import json
 import math
 import shutil
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -18,10 +19,12 @@ import torch
 from torch import Tensor
 
 from pflsim.errors import SettingsError
-from pflsim.records.checkpoint_read import META, BadCheckpoint, by_round, read_checkpoint, versions
-from pflsim.records.environment import FORMAT
+from pflsim.records.checkpoint_read import FORMAT, META, BadCheckpoint, by_round, read_checkpoint, versions
 from pflsim.records.files import write_atomically
 from pflsim.types import Tensors
+
+CLIENTS_PER_FILE, BYTES_PER_FILE = 128, 2**26
+"""A file ends with the client that reaches one of these numbers."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,7 +74,8 @@ def stage_checkpoint(
         folder: the run's checkpoints folder.
         round_number: the round just finished.
         server: the server rule's state, or its containers.
-        clients: each client's id and private state. Only one client's state is in memory at a time.
+        clients: each client's id and private state, by ascending id. Only the states of one file are in memory at a
+            time; one that several of them have is written once.
         header: the settings that a resumed run must share, e.g. method, model, seed; JSON values.
         score: mean validation accuracy of the reported model after the round; None or NaN if unknown.
         adapted: client ids with the tensors that a model adapted to the client's examples has instead of the private
@@ -82,26 +86,43 @@ def stage_checkpoint(
     """
     final = folder / f"round_{round_number:04d}"
     staged = Staged(round_number, folder / f".{final.name}.part", final)
-    private = ((f"client_{client:03d}.pt", state) for client, state in clients)
-    models = ((f"adapted_{client:03d}.pt", state) for client, state in adapted)
+    files, ids = dict[str, str](), dict[str, list[int]]()
     try:
         remove_parts(folder)
         folder.mkdir(exist_ok=True)  # not its parents: the run folder may have been moved
         staged.aside.mkdir()
-        states = chain([("server.pt", server)], private, models)
-        content = {
+        files["server.pt"] = _save(staged.aside / "server.pt", to_containers(server))
+        for name, states in chain(_in_groups("clients", clients), _in_groups("adapted", adapted)):
+            once = {id(state): to_containers(state) for state in states.values()}  # all initial states are one object
+            content = {client: once[id(state)] for client, state in states.items()}
+            files[name], ids[name] = _save(staged.aside / name, content), list(content)
+        meta = {
             "format": FORMAT,
             "round": round_number,
             "header": dict(header),
             "score": score if score is not None and math.isfinite(score) else None,
-            "files": {name: _save(staged.aside / name, state) for name, state in states},
+            "files": files,
+            "ids": ids,
             "versions": versions(),
         }
-        write_atomically(staged.aside / META, json.dumps(content, indent=1, allow_nan=False))
+        write_atomically(staged.aside / META, json.dumps(meta, indent=1, allow_nan=False))
     except BaseException:
         shutil.rmtree(staged.aside, ignore_errors=True)
         raise
     return staged
+
+
+def _in_groups(kind: str, states: Iterable[tuple[int, Tensors]]) -> Iterator[tuple[str, dict[int, Tensors]]]:
+    """Yield the name of each file, and the states in it by client; which ones does not depend on the placement."""
+    group, size = dict[int, Tensors](), 0
+    for client, state in states:
+        group[client] = state
+        size += sum(value.nbytes for value in state.values())
+        if len(group) == CLIENTS_PER_FILE or size >= BYTES_PER_FILE:
+            yield f"{kind}_{min(group):06d}.pt", group
+            group, size = {}, 0
+    if group:
+        yield f"{kind}_{min(group):06d}.pt", group
 
 
 def remove_parts(folder: Path) -> None:
@@ -127,7 +148,9 @@ def to_containers(value: object) -> Any:
         return (list if isinstance(value, list) else tuple)(map(to_containers, value))
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)  # saving a view would save its whole base
-    for kind in (bool, int, float, str):
+    if isinstance(value, str):
+        return sys.intern(str(value))  # pickle writes equal strings once if they are one object
+    for kind in (bool, int, float):
         if isinstance(value, kind):
             return kind(value)  # weights_only rejects NumPy floats, which are floats
     if value is None:
@@ -136,10 +159,10 @@ def to_containers(value: object) -> Any:
     raise TypeError(f"unexpected {type(value)} in a state; expected {expected}")
 
 
-def _save(path: Path, state: object) -> str:
-    """Write a state to a new file, and return the file's SHA-256."""
+def _save(path: Path, content: object) -> str:
+    """Write containers to a new file, and return the file's SHA-256."""
     buffer = io.BytesIO()  # given a file, torch.save would replace the error of a full disk by a less specific one
-    torch.save(to_containers(state), buffer)
+    torch.save(content, buffer)
     write_atomically(path, buffer.getbuffer())
     return hashlib.sha256(buffer.getbuffer()).hexdigest()
 

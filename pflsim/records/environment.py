@@ -159,14 +159,16 @@ def read_environment(folder: Path) -> Mapping[str, Any]:
     return read_json(path, EnvironmentFile)
 
 
-def check_format(found: object, folder: Path) -> None:
-    """Refuse the files of a run or a checkpoint in another format than `FORMAT`.
+def check_format(found: object, folder: Path, expected: int = FORMAT) -> None:
+    """Refuse the files of a run or a checkpoint in another format.
 
     Raises:
         SettingsError: the format differs.
     """
-    if found != FORMAT:
-        raise SettingsError(f"{folder} has format {found}, expected {FORMAT}: use the version of pflsim that wrote it")
+    if found != expected:
+        raise SettingsError(
+            f"{folder} has format {found}, expected {expected}: use the version of pflsim that wrote it"
+        )
 
 
 def module_file(module: str) -> Path | None:

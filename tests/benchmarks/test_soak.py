@@ -48,7 +48,7 @@ def folder(path: Path, seconds: float, state: float, row: str = "1,0\n") -> Path
 def test_differences(tmp_path: Path) -> None:
     straight = folder(tmp_path / "a", 1.0, 1.0)
     assert differences(straight, folder(tmp_path / "b", 2.0, 1.0)) == []
-    assert differences(straight, folder(tmp_path / "c", 1.0, 1.0 + 2**-23)) == ["client_000"]
+    assert differences(straight, folder(tmp_path / "c", 1.0, 1.0 + 2**-23)) == ["clients_000000"]
     assert differences(straight, folder(tmp_path / "d", 1.0, 1.0, "1,1\n")) == ["per_client.csv"]
     other = folder(tmp_path / "e", 1.0, 1.0)
     (other / "metrics.jsonl").write_text('{"round": 2}\n')

@@ -135,9 +135,9 @@ def test_what_a_run_does_not_have(tmp_path: Path, capsys: pytest.CaptureFixture[
     refused("none", folder=tmp_path / "none", client=0)
     assert main([str(run.folder), "--client", "x"]) == 2
     assert "--client x" in capsys.readouterr().err
-    private = run.folder / "checkpoints" / "round_0002" / "client_000.pt"
+    private = run.folder / "checkpoints" / "round_0002" / "clients_000000.pt"
     private.write_bytes(private.read_bytes()[:-1])
-    refused("client_000.pt", client=0)
+    refused("clients_000000.pt", client=0)
     record = run.folder / "partition.json"
     record.write_text(record.read_text().replace('"inputs"', '"before"'))
     refused("partition.json", "inputs", client=1)

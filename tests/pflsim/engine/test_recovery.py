@@ -213,7 +213,7 @@ def test_without_its_checkpoint_it_ends_with_words(time: int, straight: Any, tmp
     made, drawn, _ = straight("fedavg", 0)
     first_session(made, drawn, tmp_path)
     begin = resumed(tmp_path)
-    (tmp_path / "checkpoints" / "round_0003" / "client_001.pt").write_bytes(b"damaged")
+    (tmp_path / "checkpoints" / "round_0003" / "clients_000000.pt").write_bytes(b"damaged")
     before = files(tmp_path)
     done = 2 + time
     with pytest.raises(RunError, match=f"round {done} cannot be computed again.*no checkpoint of this session"):
@@ -236,7 +236,7 @@ class Damaging(Records):
 
     def phase(self, round_number: int, name: str, due: int = 0) -> None:
         if (round_number, name) == (5, "downlink") and self.phases[-1] != (4, "again"):
-            (max(self.folder.glob("round_*")) / "client_002.pt").write_bytes(b"")
+            (max(self.folder.glob("round_*")) / "clients_000000.pt").write_bytes(b"")
         super().phase(round_number, name, due)
 
 

@@ -38,7 +38,7 @@ def test_a_whole_one(folder: Path) -> None:
     assert checkpoint is not None and said == []
     assert (checkpoint.round, checkpoint.header, checkpoint.score) == (10, HEADER, 1.0)
     assert checkpoint.path == folder / "round_0010"
-    assert checkpoint.server() == {"round": 10} and checkpoint.ids == (0, 1, 2)
+    assert checkpoint.server() == {"round": 10} and checkpoint.ids == {"clients_000000.pt": (0, 1, 2)}
     assert checkpoint.client(2)["w"].tolist() == [2, 3, 4, 5]
     assert [(c, state["w"].tolist()[0]) for c, state in checkpoint.clients()] == [(0, 0), (1, 1), (2, 2)]
 
@@ -64,8 +64,9 @@ def not_loadable(path: Path) -> None:
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
-    "client_002.pt": lambda path: flip(path / "client_002.pt"),
-    "client_001.pt": lambda path: (path / "client_001.pt").unlink(),
+    "does not match": lambda path: flip(path / "clients_000000.pt"),
+    "clients_000000.pt": lambda path: (path / "clients_000000.pt").unlink(),
+    "does not have": lambda path: rewrite(path, lambda content: content["ids"].update({"clients_000000.pt": [0, 1]})),
     "meta.json": lambda path: os.truncate(path / "meta.json", 99),
     "server.pt": not_loadable,
     "score": lambda path: rewrite(path, lambda content: content.update(score="high")),
@@ -98,6 +99,19 @@ def test_more_than_999_clients_and_9999_rounds(tmp_path: Path) -> None:
     checkpoint, said = newest(tmp_path)
     assert checkpoint is not None and (checkpoint.round, said) == (10000, [])
     assert [c for c, _ in checkpoint.clients()] == [2, 999, 1000, 12345]
+
+
+def test_files_of_many_clients_and_an_initial_state_that_is_written_once(tmp_path: Path) -> None:
+    initial, own = {"w": torch.zeros(1000)}, {"w": torch.ones(1000, 1).T}
+    folder = write_checkpoint(tmp_path, 1, {}, [(c, own if c == 5 else initial) for c in range(130)], {}, 1)
+    assert [path.name for path in sorted(folder.glob("clients_*"))] == ["clients_000000.pt", "clients_000128.pt"]
+    assert (folder / "clients_000000.pt").stat().st_size < 30_000
+    checkpoint, _ = newest(tmp_path)
+    assert checkpoint is not None and [c for c, _ in checkpoint.clients()] == list(range(130))
+    assert [float(checkpoint.client(c)["w"].sum()) for c in (4, 5, 129)] == [0, 1000, 0]
+    assert checkpoint.client(5)["w"].stride() == own["w"].stride()
+    with pytest.raises(SettingsError, match="client 130"):
+        checkpoint.client(130)
 
 
 def test_the_header_names_every_difference(folder: Path) -> None:
