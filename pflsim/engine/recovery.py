@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic
 
-from pflsim.engine.execution import Executor, NodeLost, ReplyTask, Sent, TrainTask
+from pflsim.engine.execution import Executor, Handle, NodeLost, ReplyTask, Sent, TrainTask
 from pflsim.engine.plan import RunPlan
 from pflsim.errors import RunError
 from pflsim.records.checkpoint_read import newest_checkpoint
 from pflsim.types import RoundRecord
 
 logger = logging.getLogger(__name__)
-Handle = TypeVar("Handle")
+Announce = Callable[[int, str, int], None]
 MAX_NODE_LOSSES = 10
 """Losses in one round after which the run ends."""
 
@@ -34,19 +34,11 @@ class Recovery(Generic[Handle]):
         complete: whether the executor has the states after the last finished round, or after a later one.
     """
 
-    def __init__(
-        self,
-        executor: Executor[Handle],
-        plan: RunPlan,
-        folder: Path,
-        phase: Callable[[int, str, int], None],
-        done: int | None,
-    ):
+    def __init__(self, executor: Executor[Handle], plan: RunPlan, folder: Path, phase: Announce, done: int | None):
         self._executor, self._plan, self._folder, self._phase = executor, plan, folder, phase
-        self._resumed_after = done
+        self._resumed_after = self._done = self._current = done
         self._no_reply: dict[int, frozenset[int]] = {}
         self._not_sent: dict[int, frozenset[int]] = {}
-        self._done = self._current = done
         self.complete = True
 
     def add(self, record: RoundRecord) -> None:
