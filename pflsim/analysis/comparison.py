@@ -112,9 +112,8 @@ def row(group: Group, choice: Choice, target: float | None = None, model: ModelK
 def first_at(run: Run, target: float) -> RoundMetrics | None:
     """Return the first evaluated round in which the reported model's test mean is as good as the target."""
     scope, goal = run.reported, target if run.higher else -target
-    return next(
-        (x for x in run.history if scope in x.evaluations and x.evaluations[scope].score >= goal - TOLERANCE), None
-    )
+    lines = (line for line in run.history if scope in line.evaluations)
+    return next((line for line in lines if line.evaluations[scope].score >= goal - TOLERANCE), None)
 
 
 def common_target(runs: Sequence[Run]) -> float | None:

@@ -109,10 +109,8 @@ def methods_of(words: Sequence[str], folders: Sequence[Path]) -> list[Method]:
             others.append(line)
     if not names:
         raise SettingsError("method is not set; give the methods to compare, method=local,fedavg,ditto")
-    return [
-        _method(Method(name, (f"method={name}", "executor=inline", *others), folders), names, searched)
-        for name in names
-    ]
+    methods = [Method(name, (f"method={name}", "executor=inline", *others), folders) for name in names]
+    return [_method(method, names, searched) for method in methods]
 
 
 def _method(method: Method, names: Sequence[str], searched: Mapping[str, Any]) -> Method:
@@ -237,9 +235,7 @@ class Study:
         """Return the settings of the chosen values with the seeds that no trial has used."""
         rounds = {"rounds": self.options["rounds"]} if self.options["rounds"] else {}
         return [
-            method.settings(
-                {**best.params, **rounds, "seed": seed, "run_dir": self._folder("runs", method, f"s{seed}")}
-            )
+            method.settings(best.params | rounds | {"seed": seed, "run_dir": self._folder("runs", method, f"s{seed}")})
             for method in self.methods
             if (best := self.chosen(method))
             for seed in range(self.seed + 1, self.seed + 1 + self.options["seeds"])

@@ -17,17 +17,7 @@ import torch
 from pflsim.engine.callbacks import Callbacks
 from pflsim.engine.checkpointing import Checkpointer
 from pflsim.engine.diagnostics import mean_confusion
-from pflsim.engine.execution import (
-    EvalRequest,
-    Executor,
-    FinetuneTask,
-    Handle,
-    NodeLost,
-    ReplyTask,
-    Sent,
-    Trained,
-    TrainTask,
-)
+from pflsim.engine.execution import EvalRequest, Executor, FinetuneTask, NodeLost, ReplyTask, Sent, Trained, TrainTask
 from pflsim.engine.interrupts import Interrupts
 from pflsim.engine.plan import RunPlan
 from pflsim.engine.recovery import MAX_NODE_LOSSES, Recovery
@@ -38,6 +28,7 @@ from pflsim.records.trace import write_trace
 from pflsim.types import EvalPhase, EvalRow, Fault, ModelKind, NewcomerRecord, RoundRecord
 
 logger = logging.getLogger(__name__)
+Handle = TypeVar("Handle")
 Result = TypeVar("Result")
 
 

@@ -82,7 +82,7 @@ class Tracker:
         metrics = round_metrics(record, earlier, self.meta.measures)
         self._lines.write(to_line(metrics) + "\n")
         self._lines.flush()
-        self._write_rows(self._named(round_rows(record, self.meta.measures.columns)))
+        self._write_rows(round_rows(record, self.meta))
         if record.diagnostics:
             record = replace(record, diagnostics=tuple(named(m, self.meta.client_names) for m in record.diagnostics))
             write_matrices(self.folder, RoundMatrices(record.round, record.diagnostics))
@@ -119,7 +119,7 @@ class Tracker:
     def newcomers(self, record: NewcomerRecord) -> None:
         """Write the results of newcomers. No other metric includes them."""
         self._now = replace(self._now, newcomers=record)
-        self._write_rows(self._named(newcomer_rows(record, self.meta.measures.columns)))
+        self._write_rows(newcomer_rows(record, self.meta))
 
     def close(self, complete: bool = True, states_saved: bool = True, stopped: str = "") -> Summary:
         """Write summary.json, close the files and return the summary. Further calls only return the summary.
@@ -141,11 +141,6 @@ class Tracker:
     def _save(self) -> None:
         with suppress(OSError):  # e.g. a full disk; `close` writes it again
             write_summary(self.folder, self._summarised())
-
-    def _named(self, rows: Iterable[tuple[Any, ...]]) -> Iterable[tuple[Any, ...]]:
-        """Add the client's name to each row of per_client.csv, if the clients have names."""
-        names = self.meta.client_names
-        return ((*row, names[row[1]]) for row in rows) if names else rows
 
     def _write_rows(self, rows: Iterable[tuple[Any, ...]]) -> None:
         csv.writer(self._per_client, lineterminator="\n").writerows(rows)
