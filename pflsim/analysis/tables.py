@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -229,12 +230,8 @@ def untrained(comparison: Comparison) -> Iterator[str]:
 
 def numbers(values: Sequence[int]) -> str:
     """Format ascending numbers, three or more in sequence as a range: `0–2,5`."""
-    stretches: list[list[int]] = []
-    for value in values:
-        if stretches and value == stretches[-1][-1] + 1:
-            stretches[-1].append(value)
-        else:
-            stretches.append([value])
+    in_sequence = groupby(enumerate(values), lambda pair: pair[1] - pair[0])  # value - place is the same
+    stretches = [[value for _, value in pairs] for _, pairs in in_sequence]
     return ",".join(f"{s[0]}–{s[-1]}" if len(s) > 2 else ",".join(map(str, s)) for s in stretches)
 
 

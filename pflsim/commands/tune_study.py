@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -206,10 +207,8 @@ class Study:
         if differing := [key for key in {**now, **before} if before.get(key) != now.get(key)]:
             raise SettingsError(f"{folder} has a study with another {', '.join(differing[:3])}; choose a new folder")
         storage = _open_journal(folder / JOURNAL)
-        self.journal = {
-            name: optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True)
-            for name in self.plan["methods"]
-        }
+        create = partial(optuna.create_study, storage=storage, direction="maximize", load_if_exists=True)
+        self.journal = {name: create(study_name=name) for name in self.plan["methods"]}
 
     def write(self) -> None:
         """Write the plan, and the chosen values so far."""
