@@ -135,16 +135,16 @@ def run_alone(settings: Settings) -> Path:
         return runner.run(settings)
 
 
-def new_runner(first: Settings, own_process: bool) -> Any:
+def new_runner(first: Settings | None, own_process: bool) -> Any:
     """Return a `ray_actors.run.Runner`.
 
     Args:
-        first: the settings of its first run, for the start of Ray.
+        first: the settings of its first run, for the start of Ray; None: they are not known yet.
         own_process: whether this process does nothing but runs: then packages that no run needs are not imported.
     """
     early, state = None, random.getstate()
     # Not with GPUs, which are looked for by torch.
-    if first.executor == "ray" and not (first.ray_address or first.placement.gpus):
+    if first is not None and first.executor == "ray" and not (first.ray_address or first.placement.gpus):
         early = importlib.import_module("ray_actors.cluster").start_early(first)
     try:
         if own_process:

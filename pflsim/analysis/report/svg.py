@@ -12,7 +12,7 @@ from matplotlib.colors import TABLEAU_COLORS
 
 INK, MUTED, GRID = "#1b1f24", "#59636e", "#d8dee4"
 """Colours of text, axes, and grid lines."""
-PALETTE = tuple(TABLEAU_COLORS.values())
+PALETTE = tuple(map(str, TABLEAU_COLORS.values()))
 """Matplotlib's colour cycle, for which the page defines light and dark shades."""
 VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", **{c: f"--c{n}" for n, c in enumerate(PALETTE, start=1)}}
 """CSS custom property of the page for each colour."""
