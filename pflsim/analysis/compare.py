@@ -58,9 +58,8 @@ def _compare(options: argparse.Namespace) -> None:
     kind = options.format or format_of(options.out)
     if options.curves and options.curves.suffix not in SUFFIXES:
         raise SettingsError(f"--curves {options.curves}: expected one of the suffixes {', '.join(SUFFIXES)}")
-    found = compare_sets(
-        map(read_run, find_runs(options.runs)), options.reference, choice=options.at, target=options.target
-    )
+    runs = map(read_run, find_runs(options.runs))
+    found = compare_sets(runs, options.reference, choice=options.at, target=options.target)
     if options.curves and len(found) > 1:
         raise SettingsError(f"--curves draws one set of comparable runs, and these are {len(found)}: name fewer runs")
     if len(found) > 1:

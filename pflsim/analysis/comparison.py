@@ -112,9 +112,8 @@ def row(group: Group, choice: Choice, target: float | None = None, model: ModelK
 def first_at(run: Run, target: float) -> RoundMetrics | None:
     """Return the first evaluated round in which the reported model's test mean is as good as the target."""
     scope, goal = run.reported, target if run.higher else -target
-    return next(
-        (x for x in run.history if scope in x.evaluations and x.evaluations[scope].score >= goal - TOLERANCE), None
-    )
+    lines = (line for line in run.history if scope in line.evaluations)
+    return next((line for line in lines if line.evaluations[scope].score >= goal - TOLERANCE), None)
 
 
 def common_target(runs: Sequence[Run]) -> float | None:
@@ -191,14 +190,12 @@ def find_reference(groups: Sequence[Group], name: str | None) -> Group:
 def differences(groups: Sequence[Group], reference: Group, choice: Choice) -> list[Difference]:
     """Compare every other group with the reference, each at its own chosen round."""
     found = []
-    for group in groups:
-        if group is not reference:
-            values = client_differences(group, reference, choice)
-            higher, lower = int((values > 0).sum()), int((values < 0).sum())
-            better, worse = (higher, lower) if reference.runs[0].higher else (lower, higher)
-            mean, equal = float(values.mean()) if len(values) else None, len(values) - better - worse
-            p = wilcoxon(values)
-            found.append(Difference(group, len(values), mean, *interval(values), better, equal, worse, p))
+    for group in (group for group in groups if group is not reference):
+        values = client_differences(group, reference, choice)
+        higher, lower = int((values > 0).sum()), int((values < 0).sum())
+        better, worse = (higher, lower) if reference.runs[0].higher else (lower, higher)
+        mean, equal = float(values.mean()) if len(values) else None, len(values) - better - worse
+        found.append(Difference(group, len(values), mean, *interval(values), better, equal, worse, wilcoxon(values)))
     adjusted = iter(holm([d.p for d in found if d.p is not None]))
     return [replace(d, p_holm=None if d.p is None else next(adjusted)) for d in found]
 

@@ -41,11 +41,6 @@ class Group:
         """The runs' seeds, ascending."""
         return tuple(run.seed for run in self.runs)
 
-    @property
-    def complete(self) -> bool:
-        """Whether all runs are complete."""
-        return all(run.complete for run in self.runs)
-
 
 def group_runs(runs: Iterable[Run]) -> list[Group]:
     """Group runs by method and settings, in order of first appearance.

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -51,10 +52,8 @@ def figures(comparison: Comparison) -> Table:
     """Return a table with one line per group."""
     rows, target = comparison.rows, comparison.target
     unit, scale = byte_unit(max(row.figures["bytes_total"].mean for row in rows))
-    columns = {
-        "method": [row.group.label for row in rows],
-        MODEL: [f"{row.scope.model}, {row.scope.phase}" for row in rows],
-    }
+    columns = {"method": [row.group.label for row in rows]}
+    columns[MODEL] = [f"{row.scope.model}, {row.scope.phase}" for row in rows]
     if len({row.group.seeds for row in rows}) > 1:
         columns["seeds"] = [numbers(row.group.seeds) for row in rows]
     columns["round" + "\n(oracle)" * (comparison.choice == "best_test_oracle")] = [span(row.rounds) for row in rows]
@@ -73,9 +72,8 @@ def figures(comparison: Comparison) -> Table:
     if target is not None:
         add(f"rounds\nto {target:g}", "rounds_to_target", 1)
         add(f"{unit}\nto {target:g}", "bytes_to_target", None, scale)
-    return Table(
-        title(comparison), tuple(columns), tuple(zip(*columns.values(), strict=True)), tuple(notes(comparison))
-    )
+    lines = tuple(zip(*columns.values(), strict=True))
+    return Table(title(comparison), tuple(columns), lines, tuple(notes(comparison)))
 
 
 def paired(comparison: Comparison) -> Table:
@@ -123,7 +121,7 @@ def _record(comparison: Comparison, row: Row, d: Difference | None, settings: li
         "reported_phase": row.scope.phase,
         "runs": len(group.runs),
         "seeds": " ".join(map(str, group.seeds)),
-        "complete": written(group.complete),
+        "complete": written(all(run.complete for run in group.runs)),
         "round_chosen_by": comparison.choice,
         **columns("round", comparison.primary, "worst_decile", "best_decile", *comparison.metrics),
         **columns("bytes_until_round", "bytes_total"),
@@ -176,12 +174,8 @@ def title(comparison: Comparison) -> str:
     data, partition, clients, model, rounds = (values.pop() if len(values) == 1 else None for values in found)
     seeds = {group.seeds for group in comparison.groups}
     own = seeds.pop() if len(seeds) == 1 else ()
-    what = [
-        f"Test {comparison.primary}" + (f" on {data}" if data else ""),
-        partition,
-        clients and plural(clients, "client"),
-        model,
-    ]
+    measured = f"Test {comparison.primary}" + (f" on {data}" if data else "")
+    what = [measured, partition, clients and plural(clients, "client"), model]
     how = [rounds and plural(rounds, "round"), own and f"seed{'s' if len(own) > 1 else ''} {numbers(own)}"]
     return "; ".join(filter(None, (", ".join(filter(None, words)) for words in (what, how))))
 
@@ -236,12 +230,8 @@ def untrained(comparison: Comparison) -> Iterator[str]:
 
 def numbers(values: Sequence[int]) -> str:
     """Format ascending numbers, three or more in sequence as a range: `0–2,5`."""
-    stretches: list[list[int]] = []
-    for value in values:
-        if stretches and value == stretches[-1][-1] + 1:
-            stretches[-1].append(value)
-        else:
-            stretches.append([value])
+    in_sequence = groupby(enumerate(values), lambda pair: pair[1] - pair[0])  # value - place is the same
+    stretches = [[value for _, value in pairs] for _, pairs in in_sequence]
     return ",".join(f"{s[0]}–{s[-1]}" if len(s) > 2 else ",".join(map(str, s)) for s in stretches)
 
 

@@ -54,9 +54,9 @@ def resume_run(
             print(f"{folder} is complete: it stopped early in round {at}")
             return folder
         if not by_callback:
+            advice = f"give a stop.patience above {saved.stop.patience} as well, or stop.patience=null"
             raise SettingsError(
-                f"rounds={settings.rounds}: {folder} stopped early in round {at}; to continue it, give a "
-                f"stop.patience above {saved.stop.patience} as well, or stop.patience=null"
+                f"rounds={settings.rounds}: {folder} stopped early in round {at}; to continue it, {advice}"
             )
     if is_complete(folder, settings.rounds):
         print(f"{folder} is complete: all of its {settings.rounds} rounds are done")

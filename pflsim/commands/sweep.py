@@ -115,9 +115,8 @@ def _run_in_processes(
     from pflsim.terminal.result import result_line
 
     said = set[str]()
-    print(
-        f"{len(runs)} runs, {parallel} at the same time (sweep.parallel); each prints a line when it ends", flush=True
-    )
+    about = f"{len(runs)} runs, {parallel} at the same time (sweep.parallel)"
+    print(f"{about}; each prints a line when it ends", flush=True)
     for one in in_processes([partial(run_alone, run) for run in runs], parallel):
         if one.result is not None:
             done.append(one.result)

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,10 +110,8 @@ def methods_of(words: Sequence[str], folders: Sequence[Path]) -> list[Method]:
             others.append(line)
     if not names:
         raise SettingsError("method is not set; give the methods to compare, method=local,fedavg,ditto")
-    return [
-        _method(Method(name, (f"method={name}", "executor=inline", *others), folders), names, searched)
-        for name in names
-    ]
+    methods = [Method(name, (f"method={name}", "executor=inline", *others), folders) for name in names]
+    return [_method(method, names, searched) for method in methods]
 
 
 def _method(method: Method, names: Sequence[str], searched: Mapping[str, Any]) -> Method:
@@ -208,10 +207,8 @@ class Study:
         if differing := [key for key in {**now, **before} if before.get(key) != now.get(key)]:
             raise SettingsError(f"{folder} has a study with another {', '.join(differing[:3])}; choose a new folder")
         storage = _open_journal(folder / JOURNAL)
-        self.journal = {
-            name: optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True)
-            for name in self.plan["methods"]
-        }
+        create = partial(optuna.create_study, storage=storage, direction="maximize", load_if_exists=True)
+        self.journal = {name: create(study_name=name) for name in self.plan["methods"]}
 
     def write(self) -> None:
         """Write the plan, and the chosen values so far."""
@@ -237,9 +234,7 @@ class Study:
         """Return the settings of the chosen values with the seeds that no trial has used."""
         rounds = {"rounds": self.options["rounds"]} if self.options["rounds"] else {}
         return [
-            method.settings(
-                {**best.params, **rounds, "seed": seed, "run_dir": self._folder("runs", method, f"s{seed}")}
-            )
+            method.settings(best.params | rounds | {"seed": seed, "run_dir": self._folder("runs", method, f"s{seed}")})
             for method in self.methods
             if (best := self.chosen(method))
             for seed in range(self.seed + 1, self.seed + 1 + self.options["seeds"])

@@ -67,9 +67,8 @@ class Callbacks:
         if not any(self._calls.values()):
             return ""
         found = round_metrics(record, Traffic())
-        result = RoundResult(
-            record.round, record.evaluations, MappingProxyType({**found.losses}), found.traffic, found.total_seconds
-        )
+        losses = MappingProxyType({**found.losses})
+        result = RoundResult(record.round, record.evaluations, losses, found.traffic, found.total_seconds)
         events = ("on_evaluate", "on_round") if result.rows else ("on_round",)
         asked = [name for event in events for name, said in self._call(event, result, record.round) if said == STOP]
         return f"callback {asked[0]} returned {STOP!r}" if asked else ""

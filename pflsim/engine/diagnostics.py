@@ -70,11 +70,8 @@ def drift(uplinks: Sequence[Uplink]) -> dict[int, float]:
     if len(sent) < 2:
         return {}
     first, *others = sent.values()
-    common = [
-        key
-        for key, value in first.items()
-        if value.is_floating_point() and all(key in w and w[key].shape == value.shape for w in others)
-    ]
+    shapes = {key: value.shape for key, value in first.items() if value.is_floating_point()}
+    common = [key for key, shape in shapes.items() if all(key in w and w[key].shape == shape for w in others)]
     squares = dict.fromkeys(sent, 0.0)
     for key in common:
         mean = torch.zeros_like(first[key], dtype=torch.float64)

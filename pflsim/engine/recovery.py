@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic
 
-from pflsim.engine.execution import Executor, NodeLost, ReplyTask, Sent, TrainTask
+from pflsim.engine.execution import Executor, Handle, NodeLost, ReplyTask, Sent, TrainTask
 from pflsim.engine.plan import RunPlan
 from pflsim.errors import RunError
 from pflsim.records.checkpoint_read import newest_checkpoint
 from pflsim.types import RoundRecord
 
 logger = logging.getLogger(__name__)
-Handle = TypeVar("Handle")
+Announce = Callable[[int, str, int], None]
+LOST = "states were lost with a node"
 MAX_NODE_LOSSES = 10
 """Losses in one round after which the run ends."""
 
@@ -34,19 +35,11 @@ class Recovery(Generic[Handle]):
         complete: whether the executor has the states after the last finished round, or after a later one.
     """
 
-    def __init__(
-        self,
-        executor: Executor[Handle],
-        plan: RunPlan,
-        folder: Path,
-        phase: Callable[[int, str, int], None],
-        done: int | None,
-    ):
+    def __init__(self, executor: Executor[Handle], plan: RunPlan, folder: Path, phase: Announce, done: int | None):
         self._executor, self._plan, self._folder, self._phase = executor, plan, folder, phase
-        self._resumed_after = done
+        self._resumed_after = self._done = self._current = done
         self._no_reply: dict[int, frozenset[int]] = {}
         self._not_sent: dict[int, frozenset[int]] = {}
-        self._done = self._current = done
         self.complete = True
 
     def add(self, record: RoundRecord) -> None:
@@ -85,15 +78,13 @@ class Recovery(Generic[Handle]):
         current = None if found is None else found.round
         first = self._plan.next_round(current)
         if first < self._plan.next_round(self._resumed_after):
-            raise RunError(
-                f"states were lost with a node, and those of round {self._done} cannot be computed again: there is no "
-                f"checkpoint of this session in {folder}"
-            )
+            why = f"there is no checkpoint of this session in {folder}"
+            raise RunError(f"{LOST}, and those of round {self._done} cannot be computed again: {why}")
         if found is not None:
             self._executor.restore(found.server(), found.clients())
         start = "the beginning" if found is None else f"{found.path}"
         repeated = "" if current == self._done else f"; rounds {first} to {self._done} are repeated"
-        logger.warning(f"states were lost with a node, the run continues from {start}{repeated}")
+        logger.warning(f"{LOST}, the run continues from {start}{repeated}")
         return current
 
     def _repeat(self, round_number: int) -> None:
@@ -113,10 +104,9 @@ class Recovery(Generic[Handle]):
             sent = executor.send(cohort).without(not_sent)
             trained = executor.run(TrainTask(round_number, plan.work(round_number)), sent)
         if other := {report.client for report in trained.reports}.symmetric_difference(replied):
-            raise RunError(
-                f"states were lost with a node, and the repeated round {round_number} differs from its record: "
-                f"client{'s' * (len(other) > 1)} {', '.join(map(str, sorted(other)))} replied in only one of the two"
-            )
+            clients = f"client{'s' * (len(other) > 1)} {', '.join(map(str, sorted(other)))}"
+            what = f"differs from its record: {clients} replied in only one of the two"
+            raise RunError(f"{LOST}, and the repeated round {round_number} {what}")
         executor.fuse(trained)
         executor.commit()
         self._current = round_number

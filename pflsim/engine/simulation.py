@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 import torch
-from torch import Tensor
 
 from pflsim.engine.callbacks import Callbacks
 from pflsim.engine.checkpointing import Checkpointer
@@ -23,7 +22,7 @@ from pflsim.engine.interrupts import Interrupts
 from pflsim.engine.plan import RunPlan
 from pflsim.engine.recovery import MAX_NODE_LOSSES, Recovery
 from pflsim.errors import RunError
-from pflsim.records.evaluation import validation_score
+from pflsim.records.evaluation import grouped, validation_score
 from pflsim.records.history import stalled_since
 from pflsim.records.trace import write_trace
 from pflsim.types import EvalPhase, EvalRow, Fault, ModelKind, NewcomerRecord, RoundRecord
@@ -176,23 +175,17 @@ class Simulation(Generic[Handle]):
         if plan.settings.eval.received:
             models.insert(1, ("personal", "trained" if phase == "received" else "received"))
         diagnosed = plan.is_due(round_number, plan.settings.tracking.diagnostics_every)
-        rows: list[EvalRow] = []
+        rows, pooled = list[EvalRow](), bool(plan.metrics)
         for model, phase in models:
             self.listener.phase(round_number, "evaluate", len(clients))
             counts = diagnosed and (model, "test", phase) == plan.meta.reported
-            rows += self.executor.evaluate(
-                EvalRequest(
-                    model, phase, clients, plan.splits, round_number, confusion=counts, pooled=bool(plan.metrics)
-                )
-            )
+            request = EvalRequest(model, phase, clients, plan.splits, round_number, confusion=counts, pooled=pooled)
+            rows += self.executor.evaluate(request)
         return tuple(rows)
 
     def _pooled(self, rows: Sequence[EvalRow]) -> dict[tuple[str, str, str], dict[str, float]]:
         """Return metrics over the examples of all clients together, by model, split and phase."""
-        found = dict[tuple[str, str, str], list[tuple[Tensor, Tensor]]]()
-        for row in rows:
-            if row.outcomes is not None:
-                found.setdefault((row.model, row.split, row.phase), []).append(row.outcomes)
+        found = grouped(((row.model, row.split, row.phase), row.outcomes) for row in rows if row.outcomes is not None)
         values = dict[tuple[str, str, str], dict[str, float]]()
         for scope, parts in found.items():
             scores, targets = map(torch.cat, zip(*parts, strict=True))

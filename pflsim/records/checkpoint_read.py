@@ -21,6 +21,7 @@ META = "meta.json"
 FORMAT = 2
 """Of checkpoints."""
 State = TypeVar("State")
+Report = Callable[[str], None]
 
 
 class BadCheckpoint(SettingsError):
@@ -168,10 +169,7 @@ def fitting(checkpoint: Path) -> Iterator[None]:
 
 
 def newest_checkpoint(
-    folder: Path,
-    report: Callable[[str], None],
-    until: int | None = None,
-    check: Callable[[Checkpoint], None] = lambda found: None,
+    folder: Path, report: Report, until: int | None = None, check: Callable[[Checkpoint], None] = lambda found: None
 ) -> Checkpoint | None:
     """Return the newest undamaged checkpoint; None if there is none.
 
@@ -227,7 +225,7 @@ def choose_checkpoint(folder: Path, asked: str, best: int | None = None) -> Chec
     return read_checkpoint(named[chosen])
 
 
-def check_header(checkpoint: Checkpoint, header: Mapping[str, Any], report: Callable[[str], None]) -> None:
+def check_header(checkpoint: Checkpoint, header: Mapping[str, Any], report: Report) -> None:
     """Check that a run can resume from a checkpoint.
 
     Args:

@@ -116,11 +116,8 @@ def processor(path: Path = Path("/proc/cpuinfo")) -> str:
 
 def gpu_names(root: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
     """Return the names of the machine's NVIDIA GPUs. Reads the driver's files and does not initialise CUDA."""
-    names = []
-    for path in sorted(root.glob("*/information")):
-        lines = path.read_text().splitlines()
-        names += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
-    return names
+    lines = [line for path in sorted(root.glob("*/information")) for line in path.read_text().splitlines()]
+    return [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
 
 
 def gpu_software(driver: Path = Path("/sys/module/nvidia/version")) -> dict[str, object]:

@@ -6,11 +6,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import product, starmap
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
 from pflsim.types import EvalPhase, EvalRow, ModelKind, Split, TrainReport
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
 class Scope(NamedTuple):
@@ -196,28 +199,31 @@ def _mean(correct: Sequence[int], total: Sequence[int]) -> float:
     return sum(c * (common // t) for c, t in zip(correct, total, strict=True)) / (common * len(total))
 
 
+def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+    """Return the values of each key, in order of first appearance."""
+    found: dict[Key, list[Value]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
+
+
 def rows_by_scope(rows: Iterable[EvalRow]) -> dict[Scope, list[EvalRow]]:
     """Return the rows with examples by scope."""
-    grouped: dict[Scope, list[EvalRow]] = {}
-    for row in rows:
-        if row.total > 0:
-            grouped.setdefault(Scope(row.model, row.split, row.phase), []).append(row)
-    return grouped
+    return grouped((Scope(row.model, row.split, row.phase), row) for row in rows if row.total > 0)
 
 
 def evaluations_by_scope(
     rows: Iterable[EvalRow], measures: Measures | None = None, pooled: Mapping[Any, Mapping[str, float]] | None = None
 ) -> dict[Scope, Evaluation]:
     """Return statistics for every scope with examples, in the order of `SCOPES`; see `evaluation`."""
-    grouped = rows_by_scope(rows)
-    found = ((s, evaluation(grouped[s], measures, (pooled or {}).get(s))) for s in SCOPES if s in grouped)
+    own = rows_by_scope(rows)
+    found = ((s, evaluation(own[s], measures, (pooled or {}).get(s))) for s in SCOPES if s in own)
     return {scope: stats for scope, stats in found if stats is not None}
 
 
 def validation_score(rows: Sequence[EvalRow], reported: Scope, measures: Measures | None = None) -> float | None:
     """Return the score of the reported model on validation data; None if it was not evaluated."""
-    scope = reported._replace(split="val")
-    found = evaluation([row for row in rows if (row.model, row.split, row.phase) == scope], measures)
+    found = evaluation(rows_by_scope(rows).get(reported._replace(split="val"), ()), measures)
     return None if found is None else found.score
 
 
@@ -226,9 +232,7 @@ def mean_losses(reports: Iterable[TrainReport]) -> dict[str, float]:
 
     Terms are in the order of their first appearance, by client id. Terms whose clients have no examples are left out.
     """
-    terms: dict[str, list[tuple[int, float]]] = {}
-    for report in sorted(reports, key=lambda report: report.client):
-        for name, value in report.losses.items():
-            terms.setdefault(name, []).append((report.num_examples, value))
+    ordered = sorted(reports, key=lambda report: report.client)
+    terms = grouped((name, (each.num_examples, value)) for each in ordered for name, value in each.losses.items())
     weights = {name: sum(n for n, _ in pairs) for name, pairs in terms.items()}
     return {name: sum(n * x for n, x in pairs) / weights[name] for name, pairs in terms.items() if weights[name] > 0}

@@ -79,9 +79,8 @@ def _claim(folder: Path) -> Path:
             raise FileExistsError
         (folder / CONFIG).open("x").close()
     except FileExistsError:
-        raise SettingsError(
-            f"run_dir={folder} is not empty, and runs do not overwrite files; choose a new folder or remove this one"
-        ) from None
+        advice = "runs do not overwrite files; choose a new folder or remove this one"
+        raise SettingsError(f"run_dir={folder} is not empty, and {advice}") from None
     return folder
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from pflsim.records.evaluation import grouped
 from pflsim.types import Axis, Matrix
 
 SIDE = 2.6
@@ -31,10 +32,7 @@ def drawing() -> AbstractContextManager[None]:
 
 def by_kind(matrices: Iterable[Matrix]) -> dict[str, list[Matrix]]:
     """Return matrices by the part of their name before the slash, e.g. `alpha` of every layer."""
-    kinds: dict[str, list[Matrix]] = {}
-    for matrix in matrices:
-        kinds.setdefault(matrix.name.partition("/")[0], []).append(matrix)
-    return kinds
+    return grouped((matrix.name.partition("/")[0], matrix) for matrix in matrices)
 
 
 def draw_heatmaps(matrices: Sequence[Matrix], title: str = "") -> Any:

@@ -138,9 +138,8 @@ def from_line(line: str) -> RoundMetrics:
         for split, phases in splits.items()
         for phase, stats in phases.items()
     }
-    traffic, total = (
-        Traffic(*(found["traffic"][f"{name}{end}"] for name in Traffic.__match_args__)) for end in ("", "_total")
-    )
+    sent = found["traffic"]
+    traffic, total = (Traffic(*(sent[f"{name}{end}"] for name in Traffic.__match_args__)) for end in ("", "_total"))
     return RoundMetrics(**{**found, "evaluations": evaluations, "traffic": traffic, "traffic_total": total})
 
 

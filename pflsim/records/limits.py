@@ -62,10 +62,8 @@ def usable_cpus() -> int:
 
 def free_memory() -> int:
     """Return the bytes of memory that this process may still use."""
-    limits = (
-        *_read("memory", "memory.max", "memory.current", "memory.stat"),
-        *_read("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat"),
-    )
+    names = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    limits = [found for pair in names for found in _read("memory", *pair, "memory.stat")]
     return max(0, min([psutil.virtual_memory().available, *(most - used + cache for most, used, cache in limits)]))
 
 

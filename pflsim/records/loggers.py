@@ -11,7 +11,7 @@ from pflsim.config.components import TARGET
 from pflsim.config.names import written
 from pflsim.config.settings import Settings, dotted
 from pflsim.errors import in_one_line
-from pflsim.records.evaluation import STATISTICS, Measures, Scope, rows_by_scope
+from pflsim.records.evaluation import STATISTICS, Scope, rows_by_scope
 from pflsim.records.history import RoundMetrics
 from pflsim.records.summary import chosen_round
 from pflsim.types import RoundRecord
@@ -20,9 +20,9 @@ logger = logging.getLogger(__name__)
 SPREAD = tuple(name for name in STATISTICS if name not in ("clients", "mean"))
 
 
-def best_tag(measures: Measures) -> str:
+def best_tag(primary: str) -> str:
     """Return the tag of the reported model's test results in the best round so far, by validation."""
-    return f"{measures.primary}/best_by_validation"
+    return f"{primary}/best_by_validation"
 
 
 ALWAYS = ("lr", "seed")
@@ -91,7 +91,7 @@ class Scalars:
         best = chosen_round([*self._best, metrics], self._reported, "best_val")
         if best is not None and self._reported in metrics.evaluations:
             self._best, stats = [best], best.evaluations[self._reported]
-            tag = best_tag(stats.measures)
+            tag = best_tag(stats.measures.primary)
             values |= {f"{tag}/mean": stats.mean, f"{tag}/worst_decile": stats.primary.worst_decile}
         values |= {f"drift/{name}": value for name, value in metrics.drift.items()}
         values["traffic/up_bytes_total"] = metrics.traffic_total.up_bytes

@@ -20,31 +20,33 @@ from typing import Any, cast
 
 from pflsim.records.files import write_atomically
 from pflsim.records.history import METRICS, RoundMetrics, Traffic, client_traffic, from_line
+from pflsim.records.summary import RunMeta
 from pflsim.types import EvalRow, NewcomerRecord, RoundRecord
 
 PER_CLIENT = "per_client.csv"
 COLUMNS = ("round", "client", "split", "model", "phase", "correct", "total", "loss", "up_bytes", "down_bytes", "fault")
 
 
-def round_rows(record: RoundRecord, metrics: Sequence[str] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a round, with these metrics in the last columns."""
+def round_rows(record: RoundRecord, meta: RunMeta) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a round, with the metrics of the run and the clients' names in the last columns."""
     traffic, empty = client_traffic(record), cast(Any, "")
     unevaluated = (traffic.keys() | record.faults.keys()) - {row.client for row in record.evaluations}
     rows = [*record.evaluations, *(EvalRow(client, empty, empty, empty, 0, 0, 0.0) for client in unevaluated)]
     for row in sorted(rows, key=lambda row: (row.client, row.split, row.model, row.phase)):
         sent, fault = traffic.get(row.client, Traffic()), record.faults.get(row.client, "")
-        yield record.round, *_cells(row, row.model, sent, fault, metrics)
+        yield record.round, *_cells(row, row.model, sent, fault, meta)
 
 
-def newcomer_rows(record: NewcomerRecord, metrics: Sequence[str] = ()) -> Iterator[tuple[Any, ...]]:
+def newcomer_rows(record: NewcomerRecord, meta: RunMeta) -> Iterator[tuple[Any, ...]]:
     """Yield the evaluations of newcomers, with model "newcomer". Newcomers have no uplinks."""
     for row in sorted((*record.received, *record.trained), key=lambda row: (row.client, row.split, row.phase)):
-        yield record.round, *_cells(row, "newcomer", Traffic(0, record.down_bytes[row.client]), "", metrics)
+        yield record.round, *_cells(row, "newcomer", Traffic(0, record.down_bytes[row.client]), "", meta)
 
 
-def _cells(row: EvalRow, model: str, sent: Traffic, fault: str, metrics: Sequence[str]) -> tuple[Any, ...]:
-    counts, others = (row.correct, row.total, row.loss), (row.metrics.get(name, "") for name in metrics)
-    return row.client, row.split, model, row.phase, *counts, *astuple(sent), fault, *others
+def _cells(row: EvalRow, model: str, sent: Traffic, fault: str, meta: RunMeta) -> tuple[Any, ...]:
+    counts, others = (row.correct, row.total, row.loss), [row.metrics.get(name, "") for name in meta.measures.columns]
+    name = [meta.client_names[row.client]] if meta.client_names else []
+    return row.client, row.split, model, row.phase, *counts, *astuple(sent), fault, *others, *name
 
 
 def complete_rounds(folder: Path) -> list[RoundMetrics]:

@@ -56,9 +56,8 @@ class RemoteCopy:
         try:
             yield
         except Exception as error:
-            raise SettingsError(
-                f"{self._setting}={self.url} cannot be {verb}: {in_one_line(error)}; {CONFIGURATION}"
-            ) from error
+            why = f"{in_one_line(error)}; {CONFIGURATION}"
+            raise SettingsError(f"{self._setting}={self.url} cannot be {verb}: {why}") from error
 
     def files(self) -> list[str]:
         """Return the names of all remote files."""

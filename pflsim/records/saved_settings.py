@@ -84,10 +84,8 @@ def changed(settings: Settings, given: Settings, keys: Collection[str]) -> Setti
     before = settings
     for key in keys:
         if key not in (*CHANGEABLE, EXTENSION) and key.partition(".")[0] not in CHANGEABLE:
-            raise SettingsError(
-                f"{key} defines the run and cannot change when it is resumed; settings that can change: "
-                f"{', '.join((EXTENSION, *CHANGEABLE))}"
-            )
+            others = f"settings that can change: {', '.join((EXTENSION, *CHANGEABLE))}"
+            raise SettingsError(f"{key} defines the run and cannot change when it is resumed; {others}")
         settings = _with(settings, given, key.split("."))
     for key in FIXED_PLACEMENT:
         value = attrgetter(key)
@@ -98,10 +96,8 @@ def changed(settings: Settings, given: Settings, keys: Collection[str]) -> Setti
         raise SettingsError(f"run_dir={given.run_dir}: a resumed run stays in its folder; expected a URL or null")
     on_gpus = [bool(s.placement.gpus) for s in (before, settings)]
     if settings.placement.device == "auto" and on_gpus[0] != on_gpus[1]:
-        raise SettingsError(
-            f"placement.gpus={settings.placement.gpus} would change the device and so the last bits of a result; "
-            f"keep placement.gpus={before.placement.gpus}"
-        )
+        why = f"would change the device and so the last bits of a result; keep placement.gpus={before.placement.gpus}"
+        raise SettingsError(f"placement.gpus={settings.placement.gpus} {why}")
     check(settings)
     return settings
 
@@ -114,9 +110,8 @@ def check_destination(settings: Settings, folder: Path, keys: Collection[str]) -
     """
     if is_url(settings.run_dir) and "run_dir" not in keys:
         check_no_password(str(settings.run_dir), "run_dir")
-        raise SettingsError(
-            f"{folder / CONFIG} has a remote copy: give run_dir={settings.run_dir} to continue it, or run_dir=null"
-        )
+        advice = f"give run_dir={settings.run_dir} to continue it, or run_dir=null"
+        raise SettingsError(f"{folder / CONFIG} has a remote copy: {advice}")
 
 
 def _with(settings: Any, given: Any, path: Sequence[str]) -> Any:

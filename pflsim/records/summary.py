@@ -153,9 +153,8 @@ def chosen_round(history: Sequence[RoundMetrics], test: Scope, choice: Choice) -
     if choice == "last":
         return tested[-1] if tested else None
     scope = test._replace(split="val") if choice == "best_val" else test
-    return max(
-        (line for line in tested if scope in line.evaluations), key=lambda x: x.evaluations[scope].score, default=None
-    )
+    scored = (line for line in tested if scope in line.evaluations)
+    return max(scored, key=lambda line: line.evaluations[scope].score, default=None)
 
 
 def to_dict(summary: Summary) -> dict[str, object]:

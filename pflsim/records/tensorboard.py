@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pflsim.records.evaluation import Measures, Scope, rows_by_scope
+from pflsim.records.evaluation import Scope, rows_by_scope
 from pflsim.records.heatmaps import by_kind, draw_heatmaps, drawing
 from pflsim.records.loggers import best_tag
 from pflsim.records.trace import RoundMatrices
@@ -35,36 +35,29 @@ class TensorBoard:
         folder: the run folder. It may contain partition.png, which is shown too.
         reported: the scope that the method reports.
         resume_after: the round after which the run resumes; TensorBoard drops scalars of later rounds.
-        hyperparameters: settings by dotted key, for the HPARAMS tab.
-        measures: the metrics of the run; None: accuracy.
+        primary: the primary metric of the run.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        reported: Scope,
-        resume_after: int | None = None,
-        hyperparameters: Mapping[str, float | str] | None = None,
-        measures: Measures | None = None,
-    ):
+    def __init__(self, folder: Path, reported: Scope, resume_after: int | None = None, primary: str = "accuracy"):
         from PIL import Image
         from torch.utils.tensorboard import SummaryWriter
-        from torch.utils.tensorboard.summary import hparams
 
-        measures = measures or Measures()
-        self._primary = measures.primary
+        self._reported, self._primary = reported, primary
         self._writer: Any = SummaryWriter(str(folder), purge_step=None if resume_after is None else resume_after + 1)
         self._pending: RoundMatrices | None = None
         self._next_drawing = time.perf_counter() + EXPECTED_S / SHARE
-        if hyperparameters:  # unlike `add_hparams`, without another folder; the tab shows the curves' last values
-            best = best_tag(measures)
-            tags = f"{best}/mean", f"{best}/worst_decile", "/".join((measures.primary, *reported))
-            traffic = "traffic/up_bytes_total", "traffic/down_bytes_total"
-            for summary in hparams(dict(hyperparameters), dict.fromkeys((*tags, *traffic), 0.0)):
-                self._writer.file_writer.add_summary(summary)
         if (picture := folder / "partition.png").is_file():
             with Image.open(picture) as image:
                 self._writer.add_image("partition", np.asarray(image.convert("RGB")), 0, dataformats="HWC")
+
+    def hyperparameters(self, values: Mapping[str, float | str]) -> None:
+        """Write settings by dotted key for the HPARAMS tab, which shows the curves' last values beside them."""
+        from torch.utils.tensorboard.summary import hparams
+
+        best, traffic = best_tag(self._primary), ("traffic/up_bytes_total", "traffic/down_bytes_total")
+        tags = (f"{best}/mean", f"{best}/worst_decile", "/".join((self._primary, *self._reported)), *traffic)
+        for summary in hparams(dict(values), dict.fromkeys(tags, 0.0)):  # `add_hparams` would make another folder
+            self._writer.file_writer.add_summary(summary)
 
     def write(self, record: RoundRecord, scalars: Mapping[str, float]) -> None:
         """Write a round and its scalars by tag."""

@@ -57,36 +57,32 @@ class Tracker:
     ):
         resumes = resume_after is not None
         self._earlier = resumed(folder, meta, resume_after) if resumes else Summary(meta, [], False, 0.0, 0.0)
+        self._now, self._closed = self._earlier, False
         self.folder, self.meta, self.history = folder, meta, self._earlier.history
         self.memory = MemorySampler()
         self._start = time.perf_counter()
-        self.restarts = 0
-        """The number of actors replaced in this session."""
-        self.warnings = self._earlier.warnings
-        """What makes the results doubtful, in all sessions."""
-        self._summary: Summary | None = None
-        self._newcomers: NewcomerRecord | None = None
-        write_summary(folder, self._summarised(complete=False))  # records the session even if it is killed
+        write_summary(folder, self._summarised())  # records the session even if it is killed
         mode = "a" if resumes else "x"
         self._lines = (folder / METRICS).open(mode, encoding="utf-8")
         self._per_client = (folder / PER_CLIENT).open(mode, newline="", encoding="utf-8")
         if not resumes:
             self._write_rows([(*COLUMNS, *meta.measures.columns, *["name"] * bool(meta.client_names))])
-        self._tensorboard = TensorBoard(folder, meta.reported, resume_after, hyperparameters, meta.measures)
+        self._tensorboard = TensorBoard(folder, meta.reported, resume_after, meta.measures.primary)
         self._scalars, self._of_clients = Scalars(meta.reported), per_client
         self._loggers = Loggers(loggers or {})
+        if hyperparameters:
+            self._tensorboard.hyperparameters(hyperparameters)
         self._loggers.hyperparameters(hyperparameters or {})
         for metrics in self.history:  # a resumed run logs its earlier rounds again
             self._loggers.scalars(self._scalars(metrics), metrics.round)
 
     def round(self, record: RoundRecord) -> RoundMetrics:
         """Write the records of a round, flush the files, and return the round's metrics."""
-        metrics = round_metrics(
-            record, self.history[-1].traffic_total if self.history else Traffic(), self.meta.measures
-        )
+        earlier = self.history[-1].traffic_total if self.history else Traffic()
+        metrics = round_metrics(record, earlier, self.meta.measures)
         self._lines.write(to_line(metrics) + "\n")
         self._lines.flush()
-        self._write_rows(self._named(round_rows(record, self.meta.measures.columns)))
+        self._write_rows(round_rows(record, self.meta))
         if record.diagnostics:
             record = replace(record, diagnostics=tuple(named(m, self.meta.client_names) for m in record.diagnostics))
             write_matrices(self.folder, RoundMatrices(record.round, record.diagnostics))
@@ -97,16 +93,16 @@ class Tracker:
         self.history.append(metrics)
         guesses = math.log(max(self.meta.classes, 2))
         worst = [v for name, v in metrics.losses.items() if name.endswith("ce") and not v <= MAX_LOSS * guesses]
-        if worst and not any(warning.startswith(EXPLODES) for warning in self.warnings):
+        if worst and not any(warning.startswith(EXPLODES) for warning in self._now.warnings):
             loss = f"cross-entropy is {worst[0]:.3g} in round {record.round}, and {guesses:.3g} for random guesses"
             self.warn(f"{EXPLODES}: the {loss}; use a smaller lr")
         return metrics
 
     def warn(self, warning: str) -> None:
         """Log a warning and save it in summary.json, once per run."""
-        if warning not in self.warnings:
+        if warning not in self._now.warnings:
             logger.warning(warning)
-            self.warnings += (warning,)
+            self._now = replace(self._now, warnings=(*self._now.warnings, warning))
             self._save()
 
     def sync(self) -> None:
@@ -115,15 +111,15 @@ class Tracker:
             os.fsync(file.fileno())
 
     def restarted(self, restarts: int) -> None:
-        """Set the number of actors replaced so far, and save it in summary.json."""
-        self.restarts = restarts
-        if self._summary is None:
+        """Set the number of actors replaced in this session so far, and save it in summary.json."""
+        if not self._closed:
+            self._now = replace(self._now, actor_restarts=self._earlier.actor_restarts + restarts)
             self._save()
 
     def newcomers(self, record: NewcomerRecord) -> None:
         """Write the results of newcomers. No other metric includes them."""
-        self._newcomers = record
-        self._write_rows(self._named(newcomer_rows(record, self.meta.measures.columns)))
+        self._now = replace(self._now, newcomers=record)
+        self._write_rows(newcomer_rows(record, self.meta))
 
     def close(self, complete: bool = True, states_saved: bool = True, stopped: str = "") -> Summary:
         """Write summary.json, close the files and return the summary. Further calls only return the summary.
@@ -133,38 +129,26 @@ class Tracker:
             states_saved: whether a complete run has a checkpoint of its last round.
             stopped: why a callback ended the run, or "".
         """
-        if self._summary is None:
+        if not self._closed:
             self.memory.sample(force=True)
-            self._summary = replace(self._summarised(complete), states_saved=states_saved, stopped=stopped)
+            ended = {"complete": complete, "states_saved": states_saved, "stopped": stopped}
+            self._now, self._closed = replace(self._summarised(), **ended), True
             with self._per_client, self._lines, closing(self._tensorboard):  # also if the disk is full
                 self._loggers.close(complete)
-                write_summary(self.folder, self._summary)
-        return self._summary
+                write_summary(self.folder, self._now)
+        return self._now
 
     def _save(self) -> None:
         with suppress(OSError):  # e.g. a full disk; `close` writes it again
-            write_summary(self.folder, self._summarised(complete=False))
-
-    def _named(self, rows: Iterable[tuple[Any, ...]]) -> Iterable[tuple[Any, ...]]:
-        """Add the client's name to each row of per_client.csv, if the clients have names."""
-        names = self.meta.client_names
-        return ((*row, names[row[1]]) for row in rows) if names else rows
+            write_summary(self.folder, self._summarised())
 
     def _write_rows(self, rows: Iterable[tuple[Any, ...]]) -> None:
         csv.writer(self._per_client, lineterminator="\n").writerows(rows)
         self._per_client.flush()
 
-    def _summarised(self, complete: bool) -> Summary:
-        earlier = self._earlier
-        return replace(
-            earlier,
-            complete=complete,
-            seconds=earlier.seconds + time.perf_counter() - self._start,
-            peak_rss_mb=max(earlier.peak_rss_mb, self.memory.peak_mb),
-            newcomers=self._newcomers,
-            actor_restarts=earlier.actor_restarts + self.restarts,
-            warnings=self.warnings,
-        )
+    def _summarised(self) -> Summary:
+        seconds = self._earlier.seconds + time.perf_counter() - self._start
+        return replace(self._now, seconds=seconds, peak_rss_mb=max(self._earlier.peak_rss_mb, self.memory.peak_mb))
 
 
 def resumed(folder: Path, meta: RunMeta, after: int) -> Summary:

@@ -8,7 +8,14 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
+from typing import Any, Literal, TextIO, cast
+
+from rich.console import Console as Rich
+from rich.console import Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 from pflsim.records.evaluation import Scope
 from pflsim.records.history import RoundMetrics
@@ -17,14 +24,11 @@ from pflsim.terminal.formats import NONE, WIDTH, format_bytes, format_seconds
 from pflsim.terminal.result import accuracy_table, headline, result_lines, resume_command, tensorboard_command
 from pflsim.types import ModelKind
 
-if TYPE_CHECKING:
-    from rich.console import Group
-
 Progress = Literal["auto", "live", "plain", "quiet", "none"]
 LIVE_LINES = 20
 """Approximate number of round lines that a run with a live display prints."""
-REFRESHES_PER_S = 2
-"""At this rate, the display takes less than 1% of a core."""
+RATE = 2
+"""Refreshes per second of the display, which takes less than 1% of a core."""
 
 
 class IgnoreClosedPipe:
@@ -67,9 +71,6 @@ class Console:
         progress: Progress = "auto",
         joined: bool = False,
     ):
-        from rich.console import Console as Rich
-        from rich.live import Live
-
         self.meta = meta
         self.memory_of = "driver process only" if joined else "all processes"
         self.stream = cast(TextIO, IgnoreClosedPipe(stream or sys.stdout))  # a closed terminal does not end the run
@@ -83,12 +84,9 @@ class Console:
         self._left: float | None = None
         self._lines: list[str] = []
         self._begun = self._since = time.monotonic()
-        self._rich = Rich(
-            file=self.stream, width=self.width, force_terminal=self.terminal or progress == "live", highlight=False
-        )
-        self._live = Live(
-            console=self._rich, get_renderable=self._shown, refresh_per_second=REFRESHES_PER_S, transient=True
-        )
+        forced = self.terminal or progress == "live"
+        self._rich = Rich(file=self.stream, width=self.width, force_terminal=forced, highlight=False)
+        self._live = Live(console=self._rich, get_renderable=self._shown, refresh_per_second=RATE, transient=True)
         self._last_line = 0
         self._url: str | None = None
 
@@ -228,11 +226,6 @@ class Console:
 
     def _shown(self) -> Group:
         """Return the live display."""
-        from rich.console import Group
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-        from rich.text import Text
-
         now, rounds = time.monotonic(), self.meta.rounds
         share = self._done / self._due if self._due and self._phase == "train" else 0.0
         phase = self._phase + (f" {self._done} of {self._due} clients" if self._due else "")

@@ -102,12 +102,8 @@ def _begin(signals: Sequence[int]) -> None:
 
 
 def _end_with_parent() -> None:
-    _parent().join()
+    multiprocessing.parent_process().join()  # type: ignore[union-attr]
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _parent() -> Any:
-    return multiprocessing.parent_process()
 
 
 def _call(function: Callable[[], Any]) -> tuple[Any, str, str]:
@@ -115,6 +111,6 @@ def _call(function: Callable[[], Any]) -> tuple[Any, str, str]:
     found, output, errors = list[Any](), io.StringIO(), io.StringIO()
     with redirect_stdout(output), redirect_stderr(errors):
         exit_status(lambda: found.append(function()))
-    if not _parent().is_alive():
+    if not multiprocessing.parent_process().is_alive():  # type: ignore[union-attr]
         os._exit(1)
     return found[0] if found else None, output.getvalue(), errors.getvalue()

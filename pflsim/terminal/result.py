@@ -8,7 +8,10 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
+
+from rich import box
+from rich.table import Table
 
 from pflsim.config.names import program
 from pflsim.records.environment import JOB
@@ -18,15 +21,9 @@ from pflsim.seeding import cohort
 from pflsim.terminal.formats import CHOSEN, NONE, WHEN, format_bytes, format_seconds, plural
 from pflsim.types import ModelKind
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
 
 def accuracy_table(summary: Summary) -> Table:
     """Return the primary metric of both models in the rounds that matter."""
-    from rich import box
-    from rich.table import Table
-
     meta = summary.meta
     clients = "all clients" if meta.evaluated_on == "all" else "the participants"
     title = f"Test {meta.measures.primary} of {meta.method} on {meta.data}, over {clients}"
@@ -63,10 +60,8 @@ def result_lines(summary: Summary) -> Iterator[str]:
     if summary.newcomers is not None:
         found = newcomer_results(summary.newcomers, meta.measures).values()
         received, trained = (NONE if each is None else f"{each.mean:.4f}" for each in found)
-        yield (
-            f"newcomers    {plural(meta.newcomers, 'client')}: {received} as received, "
-            f"{trained} after {plural(meta.finetune_epochs, 'epoch')} of training"
-        )
+        after = f"{trained} after {plural(meta.finetune_epochs, 'epoch')} of training"
+        yield f"newcomers    {plural(meta.newcomers, 'client')}: {received} as received, {after}"
     n, rounds = meta.clients - meta.newcomers, [line for line in summary.history if line.round]
     if rounds and (left := n - len({c for line in rounds for c in cohort(meta.seed, line.round, n, line.cohort / n)})):
         yield f"not trained  {plural(left, 'client')}: drawn in no round"
@@ -91,10 +86,8 @@ def headline(meta: RunMeta) -> str:
     """Return a run's method, data, model, and size in one line."""
     task = "" if meta.task == "classification" else f", {meta.task}"
     newcomers = f" ({meta.newcomers} of them join after the last round)" if meta.newcomers else ""
-    return (
-        f"{meta.method} on {meta.data} ({meta.partition}){task}, {meta.model}: {meta.clients} clients{newcomers}, "
-        f"{meta.rounds} rounds, seed {meta.seed}"
-    )
+    size = f"{meta.clients} clients{newcomers}, {meta.rounds} rounds, seed {meta.seed}"
+    return f"{meta.method} on {meta.data} ({meta.partition}){task}, {meta.model}: {size}"
 
 
 def resume_command(folder: Path, url: str | None = None) -> str:

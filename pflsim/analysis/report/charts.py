@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -38,9 +38,8 @@ class Chart:
     wide: bool = False
 
 
-def accuracy_charts(comparison: Comparison) -> list[Chart]:
-    """Return charts of mean and worst decile of the primary metric against rounds, bytes, and seconds."""
-    charts = []
+def accuracy_charts(comparison: Comparison) -> Iterator[Chart]:
+    """Yield charts of mean and worst decile of the primary metric against rounds, bytes, and seconds."""
     for figure, words in (("mean", "mean over clients"), ("worst_decile", "worst decile of the clients")):
         for against in AGAINST:
             curves, x_label = curves_of(comparison.groups, against, of_test(figure))
@@ -55,13 +54,11 @@ def accuracy_charts(comparison: Comparison) -> list[Chart]:
                     curves[number] = Curve(curves[number].label, [0.0, end], [level, level])
                 caption += " A horizontal line is a method without traffic, at its headline result." * bool(silent)
             y_label = f"{comparison.primary}, {figure.replace('_', ' ')}"
-            charts.append(_chart(curves, x_label, y_label, f"{figure}-{against}", caption))
-    return charts
+            yield _chart(curves, x_label, y_label, f"{figure}-{against}", caption)
 
 
-def metric_charts(comparison: Comparison) -> list[Chart]:
-    """Return a chart of every metric besides the primary one against rounds."""
-    charts = []
+def metric_charts(comparison: Comparison) -> Iterator[Chart]:
+    """Yield a chart of every metric besides the primary one against rounds."""
     for name in comparison.metrics:
 
         def measure(run: Run, line: RoundMetrics, name: str = name) -> float | None:
@@ -69,20 +66,17 @@ def metric_charts(comparison: Comparison) -> list[Chart]:
             return found and name in found.metrics and found.metrics[name].mean or None
 
         curves, x_label = curves_of(comparison.groups, "rounds", measure)
-        charts.append(_chart(curves, x_label, name.replace("_", " "), name, f"{name}, mean over clients."))
-    return charts
+        yield _chart(curves, x_label, name.replace("_", " "), name, f"{name}, mean over clients.")
 
 
-def loss_charts(groups: Sequence[Group]) -> list[Chart]:
-    """Return a chart of every loss term against rounds."""
+def loss_charts(groups: Sequence[Group]) -> Iterator[Chart]:
+    """Yield a chart of every loss term against rounds."""
     terms = list(dict.fromkeys(t for g in groups for run in g.runs for line in run.history for t in line.losses))
-    charts = []
     for number, term in enumerate(terms):
         curves, x_label = curves_of(groups, "rounds", lambda _, line, term=term: line.losses.get(term))
         values = [y for each in curves for y in each.y]
         log = bool(values) and min(values) > 0 and max(values) > 100 * min(values)
-        charts.append(_chart(curves, x_label, term, f"loss-{number}", f"Loss term {term} against rounds.", log))
-    return charts
+        yield _chart(curves, x_label, term, f"loss-{number}", f"Loss term {term} against rounds.", log)
 
 
 def _chart(curves: Sequence[Curve], x_label: str, y_label: str, name: str, caption: str, log: bool = False) -> Chart:
@@ -101,11 +95,10 @@ def shown_runs(groups: Sequence[Group]) -> list[Run]:
     return [next((run for run in group.runs if run.seed == seed), group.runs[0]) for group in groups]
 
 
-def client_charts(groups: Sequence[Group], choice: Choice) -> list[Chart]:
-    """Return a chart of sorted bars for each group, with Local's value on the same client if Local is a group."""
+def client_charts(groups: Sequence[Group], choice: Choice) -> Iterator[Chart]:
+    """Yield a chart of sorted bars for each group, with Local's value on the same client if Local is a group."""
     runs = shown_runs(groups)
     local = next((pair for pair in zip(groups, runs, strict=True) if pair[0].method == "local"), None)
-    charts = []
     for number, (group, run) in enumerate(zip(groups, runs, strict=True)):
         rates, line = _rates(run, choice), run.at(choice)
         if not rates or line is None:
@@ -116,10 +109,9 @@ def client_charts(groups: Sequence[Group], choice: Choice) -> list[Chart]:
             reference, name = _rates(local[1], choice), local[0].label
         caption += _counts(rates, reference, name, run.higher) if reference else f"every client's test {run.primary}"
         with rc_context(STYLE):
-            names = run.partition.get("names", ())
-            drawn = draw_clients(rates, reference, PALETTE[number % len(PALETTE)], run.primary, run.higher, names)
-            charts.append(Chart(to_svg(drawn, f"clients-{number}", caption), f"{caption}."))
-    return charts
+            figure = _draw_clients(run, rates, reference, PALETTE[number % len(PALETTE)])
+            svg = to_svg(figure, f"clients-{number}", caption)
+        yield Chart(svg, f"{caption}.")
 
 
 def client_values(groups: Sequence[Group], choice: Choice) -> pd.DataFrame | None:
@@ -147,10 +139,9 @@ def _counts(rates: dict[int, float], reference: dict[int, float], name: str, hig
     return f"{counts}; dashes: {name} on the same client"
 
 
-def partition_charts(groups: Sequence[Group]) -> list[Chart]:
-    """Return the picture of every different partition among the shown runs."""
+def partition_charts(groups: Sequence[Group]) -> Iterator[Chart]:
+    """Yield the picture of every different partition among the shown runs."""
     seen = {run.partition_hash: run for run in shown_runs(groups) if "class_counts" in run.partition}
-    charts = []
     for number, (digest, run) in enumerate(seen.items()):
         about = run.partition
         counts = {split: np.array([row[split] for row in about["class_counts"]]) for split in get_args(Split)}
@@ -159,9 +150,7 @@ def partition_charts(groups: Sequence[Group]) -> list[Chart]:
         figure = partition_figure(counts, groups=shift["groups"], names=about.get("names", ()))
         svg = to_svg(figure, f"partition-{number}", label, bbox_inches="tight")
         names = ", ".join(filter(None, (about["data"], about["partition"], shift["name"])))
-        caption = f"Seed {run.seed}: {names}; partition {digest[:8]}."
-        charts.append(Chart(svg, caption, wide=True))
-    return charts
+        yield Chart(svg, f"Seed {run.seed}: {names}; partition {digest[:8]}.", wide=True)
 
 
 def matrix_charts(groups: Sequence[Group]) -> list[Chart]:
@@ -179,30 +168,21 @@ def matrix_charts(groups: Sequence[Group]) -> list[Chart]:
     return sorted(charts, key=lambda chart: not chart.wide)
 
 
-def draw_clients(
-    rates: Mapping[int, float],
-    reference: Mapping[int, float] | None,
-    colour: str,
-    metric: str = "accuracy",
-    higher: bool = True,
-    names: Sequence[str] = (),
-) -> Any:
+def _draw_clients(run: Run, rates: Mapping[int, float], reference: Mapping[int, float] | None, colour: str) -> Any:
     """Draw a bar for every client, the worst first, into a matplotlib `Figure`.
 
     Args:
+        run: has the metric and the names of the clients, for which the chart has room up to `MAX_WITH_GAPS`.
         rates: the metric by client.
         reference: the metric of another method by client, drawn as a dash at each bar.
         colour: the bars' colour.
-        metric: its name.
-        higher: whether a higher value is better.
-        names: of the clients, if they have names; the chart has room for `MAX_WITH_GAPS`.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(SIZE[0], 2.9), layout="constrained")
     axes = figure.add_subplot()
-    order = sorted(rates, key=lambda client: (rates[client] if higher else -rates[client], client))
+    order = sorted(rates, key=lambda client: (rates[client] if run.higher else -rates[client], client))
     places, heights = np.arange(1, len(order) + 1), np.array([rates[client] for client in order])
     half = 0.4 if len(order) <= MAX_WITH_GAPS else 0.5
     # One step line for all bars, with zeros in the gaps: the SVG stays small with a thousand clients.
@@ -217,9 +197,9 @@ def draw_clients(
     axes.set_xlim(0.5, len(order) + 0.5)
     if min(rates.values()) >= 0 and max(rates.values()) <= 1:
         axes.set_ylim(0, 1.04)
-    axes.set_xlabel(f"clients by {metric}")
-    axes.set_ylabel(f"test {metric}")
-    if names and len(order) <= MAX_WITH_GAPS:
+    axes.set_xlabel(f"clients by {run.primary}")
+    axes.set_ylabel(f"test {run.primary}")
+    if (names := run.partition.get("names")) and len(order) <= MAX_WITH_GAPS:
         axes.set_xticks(places, [names[client][:LONGEST] for client in order], rotation=90, fontsize=7)
     else:
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))

@@ -16,6 +16,7 @@ from pflsim.config.components import COMPONENTS
 from pflsim.config.names import started_as, written
 from pflsim.config.settings import Settings, dotted
 from pflsim.records.environment import EnvironmentFile
+from pflsim.records.evaluation import grouped
 from pflsim.records.files import read_json
 
 Pair = tuple[Spread, Spread]
@@ -56,15 +57,13 @@ def environments(runs: Iterable[Run]) -> list[tuple[dict[str, Any], list[str]]]:
 
     An environment has the keys versions, commit, dirty, and machine.
     """
-    found: dict[str, list[str]] = {}
+    found: dict[str, dict[str, None]] = {}
     for run in runs:
         for session in sessions(run):
-            versions, code, machine = (session.get(key) or {} for key in ("versions", "code", "machine"))
-            about = {"versions": versions, "commit": code.get("commit"), "dirty": code.get("dirty"), "machine": machine}
-            names = found.setdefault(json.dumps(about, sort_keys=True), [])
-            if run.name not in names:
-                names.append(run.name)
-    return [(json.loads(about), names) for about, names in found.items()]
+            code = {key: session["code"].get(key) for key in ("commit", "dirty")}
+            about = {"versions": session["versions"], "machine": session["machine"], **code}
+            found.setdefault(json.dumps(about, sort_keys=True), {})[run.name] = None
+    return [(json.loads(about), [*names]) for about, names in found.items()]
 
 
 def sessions(run: Run) -> list[Mapping[str, Any]]:
@@ -75,16 +74,15 @@ def sessions(run: Run) -> list[Mapping[str, Any]]:
 
 def commands(runs: Iterable[Run]) -> list[tuple[str, str | None, bool | None, list[str]]]:
     """Return (command line, git commit, uncommitted changes, names of runs) of the runs' first sessions."""
-    found: dict[tuple[str, str | None, bool | None], list[str]] = {}
-    for run in runs:
-        arguments, code = run.environment.get("command"), run.environment.get("code") or {}
-        line = command_line(arguments) if arguments else ""
-        found.setdefault((line, code.get("commit"), code.get("dirty")), []).append(run.name)
+    each = [(run.name, run.environment["command"], run.environment["code"]) for run in runs]
+    found = grouped(((command_line(line), code.get("commit"), code.get("dirty")), name) for name, line, code in each)
     return [(*key, names) for key, names in found.items()]
 
 
 def command_line(arguments: Sequence[str]) -> str:
     """Return the shell command of a run: `pflsim …`, or `python …` with the script that called it."""
+    if not arguments:
+        return ""
     first = started_as(arguments[0]) or f"python {shlex.quote(arguments[0])}"
     return " ".join([first, *map(shlex.quote, arguments[1:])])
 

@@ -146,10 +146,8 @@ def sentences(comparison: Comparison) -> list[str]:
     if len(rows) == 1:
         (row,) = rows
         mean, worst, sent = row.figures["mean"].mean, row.figures["worst_decile"].mean, format_bytes(_bytes(row))
-        said = (
-            f"Mean test {comparison.primary} {mean:.3f}, worst decile {worst:.3f}, {sent} of traffic up to that round."
-        )
-        return [said, *_undefined(comparison)]
+        said = f"Mean test {comparison.primary} {mean:.3f}, worst decile {worst:.3f}"
+        return [f"{said}, {sent} of traffic up to that round.", *_undefined(comparison)]
     end, pick = ("Highest", max) if comparison.higher else ("Lowest", min)
     best = _best(rows, "mean", pick), _best(rows, "worst_decile", pick)
     said = [f"{end} mean {comparison.primary}: {best[0]}. {end} worst decile: {best[1]}."]

@@ -7,12 +7,12 @@ import re
 from html import escape
 from typing import Any
 
+from matplotlib import rc_context
+from matplotlib.colors import TABLEAU_COLORS
+
 INK, MUTED, GRID = "#1b1f24", "#59636e", "#d8dee4"
 """Colours of text, axes, and grid lines."""
-PALETTE = (
-    *("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd"),
-    *("#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf"),
-)
+PALETTE = tuple(map(str, TABLEAU_COLORS.values()))
 """Matplotlib's colour cycle, for which the page defines light and dark shades."""
 VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", **{c: f"--c{n}" for n, c in enumerate(PALETTE, start=1)}}
 """CSS custom property of the page for each colour."""
@@ -37,13 +37,11 @@ def to_svg(figure: Any, name: str, label: str, **options: Any) -> str:
         label: description for screen readers.
         options: of `Figure.savefig`.
     """
-    import matplotlib as mpl
-
     figure.patch.set_visible(False)
     for axes in figure.axes:
         axes.patch.set_visible(False)
     buffer = io.StringIO()
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(buffer, format="svg", metadata=nothing, **options)
     text = buffer.getvalue()
