@@ -12,7 +12,7 @@ import numpy as np
 from pflsim.config.settings import Count
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
-from pflsim.data.sources.frames import Rows, as_text, check_columns, defaults_of, dumped, read_rows
+from pflsim.data.sources.frames import Rows, as_text, check_columns, defaults_of, dumped, given_as, read_rows
 from pflsim.errors import SettingsError, reading
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def load(
 
     def fitted(dataset: Dataset, partition: Partition) -> Dataset:
         columns, whole = encoder.columns(rows.frame), np.unique(np.concatenate(partition.train))
-        with reading(f"data.path={path}", "finite numbers"):
+        with reading(given_as("data.path", path), "finite numbers"):
             every = encoder.fit(columns.iloc[whole])
             x = np.asarray(every.transform(columns), np.float32)
             used = [every]
@@ -141,7 +141,7 @@ def _encoded(
     """Return the rows of a table, and the encoder of its columns, not fitted."""
     asked = None if features is None else [*features, *(categorical or ())]
     rows = read_rows("table", path, test, label, client, asked, min_examples)
-    frame, where = rows.frame, f"data.path={path}"
+    frame, where = rows.frame, given_as("data.path", path)
     others = [name for name in frame.columns if name not in (label, client)]
     used = others if features is None else list(features)
     check_columns(where, frame, categorical or ())
