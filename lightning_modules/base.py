@@ -332,8 +332,9 @@ class ClientModule(LightningModule):
         """Return a phase's step, with a new optimiser at this round's learning rate."""
         parameters = [self.get_parameter(name) for name in phase.trainable.parameters(self)]
         if not parameters:
+            method, under = self.training_settings.method, ", ".join(phase.trainable.under)
             raise SettingsError(
-                f"model: {type(self).__name__} trains {', '.join(phase.trainable.under)} in phase {phase.name}, where "
+                f"method={method} trains {under} in phase {phase.name}, where "
                 "the model has no parameters, or frozen ones only; use another model, or freeze less"
             )
         choice = OptimizerChoice() if phase.plain else self.training_settings.optimizer

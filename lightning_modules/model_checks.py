@@ -89,7 +89,10 @@ def build_variants(factory: ClientFactory, dataset: Dataset, settings: Settings)
             raise
         except Exception as error:
             what = f"building a client of {component_name(settings, 'method')} with {model}"
-            raise SettingsError(f"{what} fails: {in_one_line(error)}") from error
+            hint = f"; if it has fewer than data.length={dataset.x.shape[-1]} positions, lower it" * bool(
+                dataset.tokens
+            )
+            raise SettingsError(f"{what} fails: {in_one_line(error)}{hint}") from error
         if shapes != ([1, *net.feature_shape], [1, outputs]):
             raise SettingsError(
                 f"{model}: body and head return {shapes[0]} and {shapes[1]} for one example; expected "

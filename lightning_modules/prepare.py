@@ -18,9 +18,9 @@ from lightning_modules.nets.adjust import Adjustments
 from lightning_modules.nets.own import bind_models
 from lightning_modules.training import Training
 from lightning_modules.trial import try_clients
-from pflsim.config.components import bind_method, component_name
+from pflsim.config.components import TARGET, bind_method, component_name
 from pflsim.config.settings import Settings
-from pflsim.data.content import partition_hash
+from pflsim.data.content import hashes
 from pflsim.data.dataset import Dataset, dataset_warnings
 from pflsim.data.federate import load_federation
 from pflsim.data.federated import Partition, domains_of, shard
@@ -33,7 +33,7 @@ from pflsim.records.summary import RunMeta
 from pflsim.seeding import cohort, sample_faults
 from pflsim.servers.base import ServerRule
 from pflsim.tasks.metrics import check_primary, measures_of, metrics_of
-from pflsim.tasks.task import task_of
+from pflsim.tasks.task import LOSSES, task_of
 from pflsim.types import Split
 
 
@@ -58,7 +58,7 @@ def prepare(settings: Settings, trial: bool = True) -> PreparedRun:
     factory = ClientFactory(
         client=make_client,
         models=models,
-        training=replace(Training.of(settings), task=task),
+        training=replace(Training.of(settings), task=task, method=component_name(settings, "method")),
         input_shape=dataset.input_shape,
         num_classes=task.outputs,
         seed=settings.seed,
@@ -94,11 +94,12 @@ def prepare(settings: Settings, trial: bool = True) -> PreparedRun:
         federation = module.federation(sizes[: settings.clients - settings.eval.holdout_clients])
     if 0 in settings.trace.rounds and not rule.initial_round:
         raise SettingsError("trace.rounds contains 0, but this method has no initial round: rounds start at 1")
-    meta = _meta(settings, dataset, partition, module, measures)
-    local = factory.training
+    digest, order = hashes(dataset, partition)
+    meta = _meta(settings, dataset, partition, digest, module, measures)
+    local, plan = factory.training, _plan(settings, partition, module, meta, rule, len(federation.clients))
     found = stacks(settings, method, module, factory.device, sizes[: len(federation.clients)])
     factory, warnings = model_checks.in_lockstep(replace(factory, stacks=found), variants, dataset, settings)
-    plan = replace(_plan(settings, partition, module, meta, rule, len(federation.clients)), metrics=metrics)
+    plan = replace(plan, metrics=metrics, header={**plan.header, "order_of_examples": order})
     batches = tuple(local.local_steps or local.local_epochs * -(-size // local.batch_size) for size in sizes)
     sharing = model_checks.sharing_warnings(method, variants)
     warnings = (*dataset_warnings(dataset), *module.net.notes, *warnings, *sharing)
@@ -106,15 +107,16 @@ def prepare(settings: Settings, trial: bool = True) -> PreparedRun:
 
 
 def _meta(
-    settings: Settings, dataset: Dataset, partition: Partition, module: ClientModule, measures: Measures
+    settings: Settings, dataset: Dataset, partition: Partition, digest: str, module: ClientModule, measures: Measures
 ) -> RunMeta:
     names, data = record_names(settings), component_name(settings, "data")
     formats = "npz", "image_folder", "table", "text", "domains"  # which hold any data
+    own = data in formats[:-1] or settings.data[TARGET].partition(".")[0] != "pflsim"
     return RunMeta(
         method=component_name(settings, "method"),
         data=dataset.name if data in formats else data,
         partition=", ".join(filter(None, (names["partition"], names["shift"]))),
-        partition_hash=partition_hash(dataset, partition),
+        partition_hash=digest,
         model=component_name(settings, "model"),
         clients=settings.clients,
         rounds=settings.rounds,
@@ -130,6 +132,7 @@ def _meta(
         task=dataset.task,
         patience=settings.stop.patience,
         precision=module.training_settings.precision,
+        loss=settings.task.loss or LOSSES[dataset.task] if settings.task.name == "auto" and own else "",
     )
 
 

@@ -37,6 +37,7 @@ class Training:
         buffers: how running statistics of normalisation layers are handled.
         seed: of the run, for random decisions that clients and server make alike without a message.
         rounds: T.
+        method: its name, for errors.
 
     Raises:
         SettingsError: settings contradict each other.
@@ -59,6 +60,7 @@ class Training:
     buffers: Buffers = "aggregate"
     seed: int = 0
     rounds: int = 1
+    method: str = ""
 
     def __post_init__(self) -> None:
         if self.lr_schedule in ("constant", "cosine") and self.lr_decay != 1:
@@ -71,7 +73,7 @@ class Training:
     @classmethod
     def of(cls, settings: Settings) -> Training:
         """Return the local training settings of a run."""
-        same = {one.name for one in fields(cls)} - {"optimizer", "local_epochs", "task"}
+        same = {one.name for one in fields(cls)} - {"optimizer", "local_epochs", "task", "method"}
         return cls(
             **{name: getattr(settings, name) for name in same},
             optimizer=OptimizerChoice(**asdict(settings.optimizer)),

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 
 import pflsim
-from pflsim.errors import SettingsError
+from pflsim.data.dataset import Dataset
+from pflsim.errors import RunError, SettingsError
 from pflsim.records.history import read_history
 
 SMALL: dict[str, Any] = {"data": "digits", "clients": 6, "rounds": 3, "executor": "inline", "progress": "none"}
@@ -43,7 +44,9 @@ def test_regression_from_settings_to_comparison(tmp_path: Path) -> None:
             float(r["rmse"]) for r in rows if (int(r["round"]), r["model"]) == (found["round"], run.reported.model)
         )
         assert run.summary["primary"] == {"name": "rmse", "higher_is_better": False} and "accuracy" not in run.summary
-        assert 0 < run.mean() < 6 and np.isnan(run.accuracy)
+        assert 0 < run.mean() < 6
+        with pytest.raises(AttributeError, match=r'summary\["metrics"\]'):
+            run.accuracy  # noqa: B018
     (compared,) = pflsim.compare(runs)
     (difference,) = compared.differences
     assert runs[0].mean() < runs[1].mean() and difference.worse > difference.better and (difference.mean or 0) > 0
@@ -77,6 +80,37 @@ def test_an_own_loss_trains_one_by_one_if_it_cannot_be_stacked(tmp_path: Path) -
     assert {*run.history[-1].losses} == {"head/loss", "body/loss"}
     with pytest.raises(SettingsError, match=r"lockstep=true: task\.loss="):
         pflsim.run(method="fedrep", task={"loss": branches}, lockstep=True, run_dir=str(tmp_path / "b"), **SMALL)
+
+
+def vector(scores: Tensor, targets: Tensor) -> Tensor:
+    return (scores - targets[:, None]).square().mean(1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({"eval": {"metrics": [vector]}}, "^eval.metrics: vector "),
+        ({"eval": {"primary": "test_tasks.vector", "mode": "min"}}, "^eval.metrics: vector "),
+        ({"task": {"loss": vector}}, "^task.loss=.*vector: "),
+        ({"task": {"loss": "CrossEntropyLoss", "options": {"reduction": "none"}}}, "^task.loss=CrossEntropyLoss: "),
+    ],
+)
+def test_a_metric_or_loss_of_several_numbers_is_refused_by_name(
+    settings: dict[str, Any], names: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SettingsError, match=names):
+        pflsim.run(method="fedavg", run_dir=str(tmp_path / "run"), **settings, **SMALL)
+
+
+@pytest.mark.parametrize(("standardize", "advised"), [(False, True), (True, False)])
+def test_large_targets_that_diverge_are_to_be_standardised(standardize: bool, advised: bool, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 4)).astype(np.float32), rng.normal(1000, 100, (60, 1)).astype(np.float32)
+    task = {"name": "regression", "standardize_target": standardize}
+    options = {**SMALL, "data": Dataset("far", x, y, 1, 40), "model": "tabular_mlp", "clients": 2, "lr": 1e9}
+    with pytest.raises(RunError) as caught:
+        pflsim.run(method="local", partition="iid", task=task, run_dir=str(tmp_path / "run"), **options)
+    assert ("task.standardize_target=true" in str(caught.value)) == advised and "on_nonfinite" in str(caught.value)
 
 
 @pytest.mark.filterwarnings("ignore:Using a target size")

@@ -78,12 +78,14 @@ class FailurePolicy:
         on_nonfinite: the setting on_nonfinite: abort, drop or keep.
         faults: records the clients that failed.
         names: of the clients, if they have names.
+        remedy: advice against values that are not finite.
     """
 
     on_error: OnError
     on_nonfinite: str
     faults: FaultRecorder
     names: tuple[str, ...] = ()
+    remedy: str = ""
     _logged_traces: set[str] = field(init=False, default_factory=set)
 
     def retry(self, failure: Failure, tries: int, before: Failure | None = None) -> tuple[int, ...]:
@@ -104,7 +106,7 @@ class FailurePolicy:
         text = f"{error} [{failure.where}]" if failure.where else str(error)
         if failure.kind == "nonfinite":
             if self.on_nonfinite == "abort":
-                raise self._final(failure, "set on_nonfinite=drop to continue without it") from error
+                raise self._final(failure, f"{self.remedy}set on_nonfinite=drop to continue without it") from error
             logger.warning(f"{text}; dropped from this round")
             self.faults.add(suspects, "nonfinite")
             return ()

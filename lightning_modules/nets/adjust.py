@@ -100,7 +100,7 @@ def add_adapters(net: Net, lora: Mapping[str, Any]) -> None:
         inject_adapter_in_model(config, net.body)
 
 
-def adapter_matrices(module: nn.Module, matrix: str) -> tuple[str, ...]:
+def adapter_matrices(module: Any, matrix: str) -> tuple[str, ...]:
     """Return the state_dict keys of the trained matrices "A" or "B" of PEFT's LoRA adapters.
 
     Raises:
@@ -108,7 +108,6 @@ def adapter_matrices(module: nn.Module, matrix: str) -> tuple[str, ...]:
     """
     names = tuple(name for name, _ in module.named_parameters() if f"lora_{matrix}" in name.split("."))
     if not names:
-        raise SettingsError(
-            f"method={type(module).__name__} needs a model with adapters; set lora={{r: 8}}, or give a PEFT model"
-        )
+        method = module.training_settings.method
+        raise SettingsError(f"method={method} needs a model with adapters; set lora={{r: 8}}, or give a PEFT model")
     return names

@@ -121,7 +121,9 @@ class Run:
     @property
     def accuracy(self) -> float:
         """Mean test accuracy over clients of the reported model in the last round; NaN if it was not evaluated."""
-        return self.mean("accuracy")
+        if "accuracy" in self.summary.get("metrics", ("accuracy",)):
+            return self.mean("accuracy")
+        raise AttributeError(f'this run has no accuracy: use run.mean(), its {self.primary}, or run.summary["metrics"]')
 
     def mean(self, metric: str | None = None) -> float:
         """Return the mean over clients of a metric (default: the primary one), as `accuracy`; NaN if there is none."""

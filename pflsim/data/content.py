@@ -50,16 +50,23 @@ def content_order(dataset: Dataset, start: int = 0, stop: int | None = None) -> 
 
 
 def partition_hash(dataset: Dataset, partition: Partition) -> str:
-    """Hash the examples of each client and split, and their shift.
+    """Return the first of `hashes`."""
+    return hashes(dataset, partition)[0]
 
-    Examples are identified by content, so the stored order does not matter. Moving one example to another client
-    or split, or changing one pixel, changes the hash.
+
+def hashes(dataset: Dataset, partition: Partition) -> tuple[str, str]:
+    """Hash the examples of each client and split, and their shift; and the order of these examples.
+
+    Examples are identified by content, so the stored order does not matter for the first hash; batches depend on it.
+    Moving one example to another client or split, or changing one pixel, changes it.
 
     Returns:
-        64 hexadecimal digits (SHA-256).
+        64 and 16 hexadecimal digits (SHA-256).
     """
     digests, x = row_digests(dataset), dataset.x if dataset.content is None else dataset.content
     total = hashlib.sha256(f"{x.dtype}|{x.shape[1:]}|{dataset.num_classes}".encode())
+    used = np.concatenate((*partition.train, *partition.val, *partition.test))
+    order = hashlib.sha256(digests[np.sort(used)].tobytes() + digests[used].tobytes())
     for name in ("train", "val", "test"):
         for client, rows in enumerate(getattr(partition, name)):
             held = digests[rows]
@@ -68,4 +75,4 @@ def partition_hash(dataset: Dataset, partition: Partition) -> str:
             total.update(held.tobytes())
     if partition.shift.groups:
         total.update(json.dumps(partition.shift.record()).encode())
-    return total.hexdigest()
+    return total.hexdigest(), order.hexdigest()[:16]

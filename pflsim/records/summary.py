@@ -51,6 +51,7 @@ class RunMeta:
         task: what is predicted.
         patience: of early stopping; None: the run does all rounds.
         precision: of convolutions and matrix products.
+        loss: its name, if the task was found from the targets of a user's data.
     """
 
     method: str
@@ -72,6 +73,7 @@ class RunMeta:
     task: TaskName = "classification"
     patience: int | None = None
     precision: Precision = "ieee"
+    loss: str = ""
 
     def phase(self, model: ModelKind) -> EvalPhase:
         """Return the phase in which a model is reported; "received" for the global model, which no client trains."""

@@ -203,7 +203,10 @@ class Metric:
                     found = self._foreign(p, targets)
                 except ValueError:
                     return None
-        return None if found is None or math.isnan(found := float(found)) else found
+        try:
+            return None if found is None or math.isnan(found := float(found)) else found
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise SettingsError(f"eval.metrics: {self.name} does not return one number ({error})") from error
 
     def _foreign(self, p: Tensor, y: Tensor) -> Any:
         """Call a function of torchmetrics or of the user."""

@@ -146,7 +146,11 @@ class Criterion(nn.Module):
             targets = targets[:, None]
         if self.one_output or self.task.name != "classification":
             targets = targets.to(torch.promote_types(outputs.dtype, torch.float32))
-        return self.loss(outputs, (targets - self.mean) / self.std if self.task.mean else targets)
+        found = self.loss(outputs, (targets - self.mean) / self.std if self.task.mean else targets)
+        if not isinstance(found, Tensor) or found.numel() != 1:
+            name, shape = self.task.choice.loss or LOSSES[self.task.name], [*getattr(found, "shape", ())]
+            raise SettingsError(f"task.loss={name}: returns a {type(found).__name__} {shape}; expected one number")
+        return found
 
     def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean loss of a batch times its size."""

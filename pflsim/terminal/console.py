@@ -106,6 +106,8 @@ class Console:
         if done is not None:
             self._print(f"resumed after round {done}")
         primary = self.meta.measures.primary
+        if self.meta.loss:
+            self._print(f"task {self.meta.task} (from the targets), loss {self.meta.loss}, primary metric {primary}")
         self._print(f"{primary}: mean over clients on their test data; worst: mean of the worst decile of clients")
         if self.progress == "live":
             self._live.start()

@@ -49,14 +49,15 @@ def accuracy_table(summary: Summary) -> Table:
 def result_lines(summary: Summary) -> Iterator[str]:
     """Yield the lines below the table."""
     meta = summary.meta
-    last = summary.figures(meta.reported_model)["last"]
+    last, best = (summary.figures(meta.reported_model)[choice] for choice in ("last", "best_val"))
     for name, stats in last[1].metrics.items() if last else ():
         if name != meta.measures.primary or stats.undefined:
             missing = f" ({plural(stats.undefined, 'client')} undefined)" if stats.undefined else ""
-            yield f"{name:<12} {stats.mean:.4f} over clients, {stats.pooled:.4f} over all examples{missing}"
+            yield f"{name:<12} {stats.mean:.4f} over clients, {stats.pooled:.4f} over all examples{missing}, last round"
     if last and last[1].domains:
         yield f"by domain    {', '.join(f'{name} {mean:.4f}' for name, mean in last[1].domains.items())}"
     yield f"* {meta.method} reports its {meta.reported_model} model, {WHEN[meta.phase(meta.reported_model)]}"
+    yield f"in reports   {CHOSEN['best_val' if best else 'last']}"
     if summary.newcomers is not None:
         found = newcomer_results(summary.newcomers, meta.measures).values()
         received, trained = (NONE if each is None else f"{each.mean:.4f}" for each in found)

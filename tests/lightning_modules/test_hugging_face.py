@@ -17,6 +17,7 @@ from lightning_modules.nets.frozen import frozen
 from pflsim.cli import main
 from pflsim.data.dataset import Dataset
 from pflsim.data.federate import load_federation
+from pflsim.errors import SettingsError
 from pflsim.records.saved_settings import saved_settings
 
 transformers = pytest.importorskip("transformers")
@@ -130,6 +131,13 @@ def test_adapters_of_every_model(tmp_path: Path) -> None:
         method="fedavg", data="digits", model="mlp", lora={"r": 1}, run_dir=str(tmp_path / "run"), overrides=SMALL
     )
     assert {*run.per_client().up_bytes} == {4 * (64 + 100 + 100 * 10 + 10)}
+
+
+def test_sequences_that_are_too_long_for_a_model_name_their_length(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).integers(4, 50, (60, 17))
+    data = Dataset("text", x, x[:, 0] % 3, 3, 40, vocabulary=50)
+    with pytest.raises(SettingsError, match=r"data\.length=17"):
+        pflsim.run(method="fedavg", data=data, model=distilbert(), overrides=SMALL, run_dir=str(tmp_path / "run"))
 
 
 def test_a_mapping_of_inputs(tmp_path: Path) -> None:

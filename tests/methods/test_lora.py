@@ -53,7 +53,7 @@ def test_contract(method: str, check: Callable[[Make], None]) -> None:
 def test_a_model_without_adapters_is_refused(method: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([f"method={method}", "data=digits", "model=mlp", "executor=inline"]) == 2
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "lora=" in error
+    assert error.count("\n") == 1 and "lora=" in error and f"method={method} " in error
 
 
 @pytest.mark.parametrize(

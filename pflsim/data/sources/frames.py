@@ -113,7 +113,7 @@ def read_rows(data: str, source: Source, columns: Sequence[str] | None) -> Rows:
     stamps = []
     for key, name in {"data.path": source.path, "data.test": source.test}.items():
         if name:
-            with reading(f"{key}={name}", FORM):
+            with reading(given_as(key, name), FORM):
                 kept = kept_object(name, key)
                 stamps.append(Path(name).stat().st_mtime_ns if kept is None else id(kept))
     return _read(source, None if columns is None else tuple(columns), tuple(stamps))
@@ -128,7 +128,7 @@ def _read(source: Source, columns: tuple[str, ...] | None, stamps: tuple[int, ..
     assert path and label
     parts = [_frame(path, "data.path"), *([_frame(test, "data.test")] if test else [])]
     wanted = [label, *([client] if client else []), *(parts[0].columns if columns is None else columns)]
-    for part, where in zip(parts, (f"data.path={path}", f"data.test={test}"), strict=False):
+    for part, where in zip(parts, (given_as("data.path", path), given_as("data.test", test)), strict=False):
         check_columns(where, part, wanted)
     frame: Any = concat(parts, ignore_index=True)[[*parts[0].columns]]
     name, notes = Path(path.removeprefix(NOTEBOOK)).stem, list[str]()
@@ -138,20 +138,22 @@ def _read(source: Source, columns: tuple[str, ...] | None, stamps: tuple[int, ..
     clients, names = None, ()
     if client:
         codes, values = factorize(frame[client], sort=True)  # -1: missing
+        same, values = factorize(np.array([*map(as_text, values)], object))  # 1 and "1" are one client
+        codes = np.append(same, -1)[codes]
         if lost := np.count_nonzero(codes < 0):
             notes.append(f"{name}: {lost} rows without a client are left out")
         sizes = np.bincount(codes[keep & training & (codes >= 0)], minlength=len(values))
-        if few := [f"{as_text(values[code])} ({sizes[code]})" for code in np.flatnonzero(sizes < min_examples)]:
+        if few := [f"{values[code]} ({sizes[code]})" for code in np.flatnonzero(sizes < min_examples)]:
             said = f"clients with fewer than data.min_examples={min_examples} training rows are left out"
             notes.append(f"{name}: {len(few)} {said}: {', '.join(few)}")
         large = np.flatnonzero(sizes >= min_examples)
         places = np.full(len(values) + 1, -1)
         places[large] = np.arange(len(large))
-        clients, names = places[codes], tuple(as_text(values[code]) for code in large)
+        clients, names = places[codes], tuple(values[code] for code in large)
         keep = keep & (clients >= 0)
         clients = clients[keep]
     if not keep[training].any():
-        raise SettingsError(f"data.path={path}: no rows are left; {'; '.join(notes) or 'the table is empty'}")
+        raise SettingsError(f"{given_as('data.path', path)}: no rows are left; {'; '.join(notes) or 'it is empty'}")
     y = np.asarray(frame[label][keep].tolist())
     if unlabelled and y.dtype.kind == "f" and (y == np.rint(y)).all():  # integers, before some were missing
         y = y.astype(np.int64)
@@ -165,7 +167,7 @@ def _frame(path: str, key: str) -> DataFrame:
     """Return a file, a folder of texts or a frame of this process, with names of columns as text."""
     from pandas import DataFrame, read_csv, read_json, read_parquet
 
-    with reading(f"{key}={path}", FORM):
+    with reading(given_as(key, path), FORM):
         frame, suffix = kept_object(path, key), Path(path).suffix
         if frame is None and Path(path).is_dir():
             files = sorted(file for file in Path(path).glob("*/*") if file.is_file() and file.name[0] != ".")
@@ -179,6 +181,12 @@ def _frame(path: str, key: str) -> DataFrame:
         if repeated := [*frame.columns[frame.columns.duplicated()]]:
             raise ValueError(f"two columns have the name {repeated[0]!r}")
         return frame
+
+
+def given_as(key: str, path: str | None) -> str:
+    """Return `key=path` for a message, or a name for a frame of this process."""
+    frame = "data=Table" if key == "data.path" else "data=Table(test=...)"
+    return frame if path and path.startswith(NOTEBOOK) else f"{key}={path}"
 
 
 def defaults_of(load: partial[Dataset], model: str, rows: Callable[[Source, dict[str, Any]], Rows]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 from pflsim.config.settings import Count
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
-from pflsim.data.sources.frames import Rows, Source, as_text, check_columns, defaults_of, dumped, read_rows
+from pflsim.data.sources.frames import Rows, Source, as_text, check_columns, defaults_of, dumped, given_as, read_rows
 from pflsim.errors import SettingsError, reading
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def load(
 
     def fitted(dataset: Dataset, partition: Partition) -> Dataset:
         columns, whole = encoder.columns(rows.frame), np.unique(np.concatenate(partition.train))
-        with reading(f"data.path={path}", "finite numbers"):
+        with reading(given_as("data.path", path), "finite numbers"):
             every = encoder.fit(columns.iloc[whole])
             x = np.asarray(every.transform(columns), np.float32)
             used = [every]
@@ -131,7 +131,7 @@ def _read(source: Source, features: Sequence[str] | None, categorical: Sequence[
     """Return the rows of a table, and the encoder of its columns, not fitted."""
     categorical = categorical or []
     rows = read_rows("table", source, None if features is None else [*features, *categorical])
-    frame, where = rows.frame, f"data.path={source.path}"
+    frame, where = rows.frame, given_as("data.path", source.path)
     others = [name for name in frame.columns if name not in (source.label, source.client)]
     used = others if features is None else list(features)
     check_columns(where, frame, categorical)

@@ -168,7 +168,11 @@ def test_a_run_is_called_after_its_file_and_warns_once(
     (folder,) = (tmp_path / "runs").iterdir()
     assert "-birds-" in folder.name and json.loads((folder / "summary.json").read_text())["data"] == "birds"
     printed, log = capsys.readouterr(), (folder / "run.log").read_text()
-    assert "birds" in printed.out
+    assert "birds" in printed.out and "task classification" in printed.out
     for text in (printed.err, log):
         assert text.count("class") == 1 and text.count("data.standardize") == 1
     assert cli.main(["compare", "runs"]) == 0 and "on birds" in capsys.readouterr().out
+    for more in (["data=digits"], ["data=npz", "data.path=birds.npz", "task=classification"]):
+        assert cli.main([*words[2:], "method=fedavg", "partition=iid", "progress=plain", *more]) == 0
+        printed = capsys.readouterr()
+        assert "task classification" not in printed.out and "in reports   best by validation" in printed.out

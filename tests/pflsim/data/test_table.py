@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,15 @@ def test_a_client_with_a_number_for_a_name_is_found_by_it() -> None:
     assert first.about["client"] == pflsim.load_model(run, client="1").about["client"] == 0
     with pytest.raises(SettingsError, match="client 0"):
         pflsim.load_model(run, client=0)
+
+
+def test_clients_are_compared_as_text() -> None:
+    frame = visits(60).assign(hospital=[1, "1", "2", 2.0, "b ", "b"] * 10)
+    partition = pflsim.partition("mixed", data=pflsim.Table(frame, label="readmitted", client="hospital"))
+    assert partition.names == ("1", "2", "b")
+    for client, name in enumerate(partition.names):
+        rows = np.concatenate([split[client] for split in (partition.train, partition.val, partition.test)])
+        assert {str(value).strip()[0] for value in frame["hospital"].iloc[rows]} == {name} and len(rows) == 20
 
 
 def test_the_order_of_rows_changes_nothing_but_their_numbers() -> None:
@@ -192,17 +202,26 @@ def test_a_run_of_a_frame_and_its_model(folder: Path) -> None:
         assert torch.allclose(model(asked), model(torch.from_numpy(expected)), atol=1e-5)
     with pytest.raises(SettingsError, match="two columns have the name 'age'"):
         pflsim.partition("twice", data=pflsim.Table(pd.concat([frame, frame[["age"]]], axis=1), label="readmitted"))
+    for wrong in ({"label": "readmited"}, {"label": "readmitted", "client": "city"}):
+        with pytest.raises(SettingsError, match="^data=Table has no column"):
+            pflsim.partition("wrong", data=pflsim.Table(frame, **wrong))
     with pytest.raises(SettingsError, match="'pressure'"):
         model(asked.drop(columns="pressure"))
     longer = pflsim.resume(
         run, rounds=2, data=pflsim.Table(frame, label="readmitted", client="hospital", name="visits")
     )
     assert longer.done == 2
+    shuffled = pflsim.Table(frame.sample(frac=1, random_state=0), label="readmitted", client="hospital", name="visits")
+    with pytest.raises(SettingsError, match="order_of_examples"):
+        pflsim.resume(run, rounds=3, data=shuffled)
+    for path in (folder / "run/checkpoints").glob("*/meta.json"):  # as before this was recorded
+        content = json.loads(path.read_text())
+        assert content["header"].pop("order_of_examples")
+        path.write_text(json.dumps(content))
+    assert pflsim.resume(run, rounds=3, data=shuffled).done == 3
 
 
 def run_rows(folder: Path) -> list[list[int]]:
-    import json
-
     return json.loads((folder / "run/partition.json").read_text())["train"]
 
 

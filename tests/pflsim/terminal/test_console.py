@@ -91,6 +91,7 @@ def test_the_end_says_all_of_it_in_80_columns(monkeypatch):
     for part in ("up 20 B", "down 20 B", "startup 4.0 s", "rounds 16 s", "0.8 s per round", "512 MB", "runs/x"):
         assert part in text
     assert text.rstrip().endswith("--logdir runs/x")
+    assert text.count("last round") == 3, "for both models, and what reports take without validation data"
     assert "20 of 20 rounds" in run(io.StringIO(), complete=False)
 
 
