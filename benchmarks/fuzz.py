@@ -69,7 +69,7 @@ OPTIONS = {
     "eval.holdout_clients": ["1", "2"],
     "eval.finetune_epochs": ["2"],
     "eval.every": ["2"],
-    "eval.on": ["all", "cohort", "participants"],
+    "eval.clients": ["all", "cohort", "participants", 3, 0],
     "eval.received": ["true"],
     "eval.metrics": ["[macro_f1]", "[nll,macro_f1]"],
     "eval.batch_size": ["1", "3"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -123,7 +123,7 @@ def _meta(
         seed=settings.seed,
         reported_model=module.reported_model,
         reported_phase=module.reported_phase,
-        evaluated_on=cast(Any, settings.eval.on),
+        evaluated_on=str(settings.eval.clients),
         measures=measures,
         client_names=partition.names,
         newcomers=settings.eval.holdout_clients,

@@ -81,6 +81,14 @@ def cohort(seed: int, round_number: int, clients: int, fraction: float) -> tuple
     return tuple(sorted(int(i) for i in drawn))
 
 
+def evaluated(asked: str | int, seed: int, clients: int, participants: tuple[int, ...]) -> tuple[int, ...]:
+    """Return which clients a round evaluates, by `eval.clients`: all, the participants, or N that the seed chooses."""
+    if isinstance(asked, int):
+        chosen = numpy_generator(seed, "evaluated").choice(clients, asked, replace=False)
+        return tuple(sorted(chosen.tolist()))
+    return tuple(range(clients)) if asked == "all" else participants
+
+
 def coin(seed: int, round_number: int, p: float) -> bool:
     """Toss the coin of a round, true with probability p; server and clients get the same result without a message."""
     return bool(numpy_generator(seed, "coin", round_number=round_number).random() < p)

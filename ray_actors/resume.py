@@ -46,7 +46,6 @@ def resume_point(prepared: PreparedRun, folder: Path, report: Callable[[str], No
     def check(found: Checkpoint) -> None:
         nonlocal planned
         own = {"method": prepared.meta.method, **prepared.plan.header}
-        own |= {} if "order_of_examples" in found.header else {"order_of_examples": None}  # of an older version
         saved, defaults = found.header.get("settings") or {}, fixed_settings(Settings())
         planned = saved.get("rounds", prepared.plan.rounds)
         # without settings that are newer than the checkpoint and have their default

@@ -73,7 +73,7 @@ def make_run(
     rounds = len(test) * every
     called |= names or {}
     config = Settings(**{"clients": clients, "rounds": rounds, "seed": seed, **chosen, **settings, "names": called})
-    config = replace(config, eval=replace(config.eval, every=every, on=on))
+    config = replace(config, eval=replace(config.eval, every=every, clients=on))
     hashed = digest or f"{seed:064d}"
     meta = RunMeta(
         method, config.names["data"], "dirichlet(alpha=0.1)", hashed, config.names["model"], config.clients,

@@ -105,7 +105,7 @@ def test_the_default_run(runs: list[Settings]) -> None:
 
 
 def test_overrides_reach_the_run(runs: list[Settings]) -> None:
-    line = "method=fedprox method.mu=1 partition=dirichlet partition.alpha=0.5 lr=1 trace.rounds=[1,2] eval.on=all"
+    line = "method=fedprox method.mu=1 partition=dirichlet partition.alpha=0.5 lr=1 trace.rounds=[1,2] eval.clients=all"
     assert cli.main([*line.split(), "placement=one_per_client", "local_steps=5"]) == 0
     (settings,) = runs
     assert settings.method["mu"] == 1.0 and isinstance(settings.method["mu"], float)

@@ -13,7 +13,7 @@ from pflsim.errors import SettingsError
 
 FEDERATION = ("data", "shift", "partition", "split", "clients")
 """Settings that determine, with the seed, every client's examples. If groups share a seed, the hash decides."""
-PROTOCOL = ("eval.on", "eval.every", "eval.holdout_clients", "eval.primary", "eval.mode", "task.name")
+PROTOCOL = ("eval.clients", "eval.every", "eval.holdout_clients", "eval.primary", "eval.mode", "task.name")
 """Settings that determine which clients are evaluated and in which rounds."""
 
 
@@ -104,9 +104,9 @@ def check_evaluation(groups: Sequence[Group]) -> list[str]:
     """Return the differences between groups in the clients' examples or in the evaluation."""
     objections = [*_examples(groups)]
     objections += [f"the evaluation differs: {_values(key, groups)}" for key in _differing(groups, PROTOCOL)]
-    on_participants = any(run_settings(run)["eval.on"] == "participants" for group in groups for run in group.runs)
+    on_participants = any(run_settings(run)["eval.clients"] == "participants" for group in groups for run in group.runs)
     if on_participants and _differing(groups, ["fraction"]):
-        objections.append(f"eval.on=participants evaluates different clients: {_values('fraction', groups)}")
+        objections.append(f"eval.clients=participants evaluates different clients: {_values('fraction', groups)}")
     return objections
 
 

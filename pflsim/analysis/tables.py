@@ -17,6 +17,7 @@ from pflsim.analysis.comparison import Comparison, Difference, Row, Spread
 from pflsim.analysis.runs import incomplete, run_settings
 from pflsim.config.names import written
 from pflsim.errors import SettingsError
+from pflsim.records.summary import who_is_evaluated
 from pflsim.terminal.formats import CHOSEN, NONE, byte_unit, plural
 
 if TYPE_CHECKING:
@@ -185,8 +186,7 @@ def notes(comparison: Comparison) -> Iterator[str]:
     runs = comparison.runs
     spread = "; ± is the sample standard deviation over seeds" if len(runs) > len(comparison.groups) else ""
     on = {run.summary["accuracy_of"]["clients"] for run in runs}
-    which = {"all": "clients", "participants": "the participants of the round"}
-    clients = which[on.pop()] if len(on) == 1 else "the evaluated clients"
+    clients = who_is_evaluated(on.pop()) if len(on) == 1 else "the evaluated clients"
     clients += ", without newcomers" if any(run.summary.get("newcomers") for run in runs) else ""
     primary, worst = comparison.primary, "lowest" if comparison.higher else "highest"
     yield f"{primary}: mean test {primary} over {clients}{spread}"

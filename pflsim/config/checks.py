@@ -98,6 +98,8 @@ def _contradictions(settings: Settings) -> Iterator[str]:
         from pflsim.seeding import cohort_size  # imports torch, which most runs do not need here
 
         cohort_size(clients - held, settings.fraction)
+    if isinstance(few := settings.eval.clients, int) and few > clients - held > 0:
+        yield f"eval.clients={few}: only {clients - held} clients train"
     if settings.lockstep is False and settings.lockstep_clients is not None:
         yield f"lockstep_clients={settings.lockstep_clients} has no effect with lockstep=false; leave one of them out"
     for number in settings.trace.rounds:

@@ -17,7 +17,7 @@ COMMANDS = {
 }  # fmt: skip
 """The ends of a script's path, and how its user writes it."""
 MEANT = {
-    "learning_rate": "lr", "optim": "optimizer", "scheduler": "lr_schedule", "dataset": "data",
+    "learning_rate": "lr", "on": "clients", "optim": "optimizer", "scheduler": "lr_schedule", "dataset": "data",
     "by_writer": "by_client", "writers_per_client": "ids_per_client",
 }  # fmt: skip
 """Names of other programs and earlier versions to what they are called here."""

@@ -103,8 +103,8 @@ class Eval:
 
     every: Count = 1
     """Evaluate every N rounds, and after the last one."""
-    on: Literal["all", "participants"] = "all"
-    """all clients, or only the participants of the round."""
+    clients: Literal["all", "participants"] | Count = "all"
+    """all clients, the participants of the round, or N clients, which the seed chooses once."""
     metrics: list[str | dict[str, dict[str, Any]]] = field(default_factory=list)
     """Metrics of every client, by name or with options: [auroc, {top_k_accuracy: {top_k: 5}}]."""
     primary: str | None = None

@@ -186,8 +186,9 @@ def _draw_bars(axes: Any, counts: Mapping[Split, np.ndarray]) -> None:
         if height.any() and clients <= 60:
             axes.bar(np.arange(clients), height, 0.85, bottom=base, color=colour, label=name, linewidth=0)
         elif height.any():  # one shape for all clients
-            edges = np.arange(clients + 1) - 0.5
-            axes.stairs(base + height, edges, baseline=base.copy(), fill=True, color=colour, label=name)
+            lower, upper = (np.append(each, each[-1]) for each in (base, base + height))
+            style = {"step": "post", "color": colour, "label": name, "linewidth": 0}
+            axes.fill_between(np.arange(clients + 1) - 0.5, lower, upper, **style)
         base += height
     axes.set_ylabel("examples")
     axes.set_ylim(0, base.max() * 1.22)

@@ -25,6 +25,7 @@ from pflsim.errors import RunError
 from pflsim.records.evaluation import grouped, validation_score
 from pflsim.records.history import stalled_since
 from pflsim.records.trace import write_trace
+from pflsim.seeding import evaluated
 from pflsim.types import EvalPhase, EvalRow, Fault, ModelKind, NewcomerRecord, RoundRecord
 
 logger = logging.getLogger(__name__)
@@ -169,7 +170,7 @@ class Simulation(Generic[Handle]):
         plan = self.plan
         if not plan.is_due(round_number, plan.settings.eval.every):
             return ()
-        clients = tuple(range(plan.clients)) if plan.settings.eval.on == "all" else cohort
+        clients = evaluated(plan.settings.eval.clients, plan.meta.seed, plan.clients, cohort)
         phase = plan.meta.reported_phase
         models: list[tuple[ModelKind, EvalPhase]] = [("personal", phase), ("global", "received")]
         if plan.settings.eval.received:

@@ -30,6 +30,12 @@ SummaryFile = keys({
 """The keys of summary.json that are read back."""
 
 
+def who_is_evaluated(clients: str) -> str:
+    """Return words for what a summary says in `accuracy_of.clients`."""
+    known = {"all": "all clients", "participants": "the participants of the round"}
+    return known.get(clients, f"{clients} clients chosen by the seed")
+
+
 @dataclass(frozen=True, slots=True)
 class RunMeta:
     """The attributes of a run in its summary.
@@ -42,7 +48,7 @@ class RunMeta:
         seed: the run's seed.
         reported_model: the model whose accuracy the method reports.
         reported_phase: the phase in which the personal model is reported.
-        evaluated_on: the clients that are evaluated.
+        evaluated_on: `eval.clients` as text.
         measures: names of the metrics, the primary one, and their directions.
         client_names: of all clients; (): they have no names.
         newcomers: the number of clients that join after the last round. Only their own results include them.
@@ -64,7 +70,7 @@ class RunMeta:
     seed: int
     reported_model: ModelKind = "personal"
     reported_phase: EvalPhase = "trained"
-    evaluated_on: Literal["all", "participants"] = "all"
+    evaluated_on: str = "all"
     measures: Measures = Measures()
     client_names: tuple[str, ...] = ()
     newcomers: int = 0

@@ -16,7 +16,7 @@ from rich.table import Table
 from pflsim.config.names import program
 from pflsim.records.environment import JOB
 from pflsim.records.folder import read_summary
-from pflsim.records.summary import RunMeta, Summary, newcomer_results
+from pflsim.records.summary import RunMeta, Summary, newcomer_results, who_is_evaluated
 from pflsim.seeding import cohort
 from pflsim.terminal.formats import CHOSEN, NONE, WHEN, format_bytes, format_seconds, plural
 from pflsim.types import ModelKind
@@ -25,8 +25,7 @@ from pflsim.types import ModelKind
 def accuracy_table(summary: Summary) -> Table:
     """Return the primary metric of both models in the rounds that matter."""
     meta = summary.meta
-    clients = "all clients" if meta.evaluated_on == "all" else "the participants"
-    title = f"Test {meta.measures.primary} of {meta.method} on {meta.data}, over {clients}"
+    title = f"Test {meta.measures.primary} of {meta.method} on {meta.data}, over {who_is_evaluated(meta.evaluated_on)}"
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("model")
     table.add_column("when")
@@ -57,7 +56,7 @@ def result_lines(summary: Summary) -> Iterator[str]:
     if last and last[1].domains:
         yield f"by domain    {', '.join(f'{name} {mean:.4f}' for name, mean in last[1].domains.items())}"
     yield f"* {meta.method} reports its {meta.reported_model} model, {WHEN[meta.phase(meta.reported_model)]}"
-    yield f"in reports   {CHOSEN['best_val' if best else 'last']}"
+    yield f"reports      use the figures of this model: {CHOSEN['best_val' if best else 'last']}"
     if summary.newcomers is not None:
         found = newcomer_results(summary.newcomers, meta.measures).values()
         received, trained = (NONE if each is None else f"{each.mean:.4f}" for each in found)

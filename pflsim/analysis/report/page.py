@@ -21,7 +21,7 @@ from pflsim.analysis.tables import untrained
 from pflsim.config.names import listed, written
 from pflsim.errors import SettingsError
 from pflsim.records.heatmaps import drawing
-from pflsim.records.summary import Choice
+from pflsim.records.summary import Choice, who_is_evaluated
 from pflsim.terminal.formats import CHOSEN, WHEN, format_bytes, format_seconds, plural
 from pflsim.types import ModelKind
 
@@ -57,7 +57,7 @@ def _context(whole: Comparison) -> dict[str, Any]:
         "comparison": comparison,
         "title": _title(groups),
         "seeds": max(len(group.runs) for group in groups),
-        "evaluated": sorted({run.summary["accuracy_of"]["clients"] for run in runs}),
+        "evaluated": sorted({who_is_evaluated(run.summary["accuracy_of"]["clients"]) for run in runs}),
         "differences": {d.group.label: d for d in comparison.differences},
         "hashes": sorted({(run.seed, run.partition_hash) for run in runs}),
         "newcomers": [(group, run) for group in groups for run in group.runs if run.summary.get("newcomers")],

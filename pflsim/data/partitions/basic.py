@@ -44,7 +44,11 @@ def by_client(pool: Pool, *, ids_per_client: int | None = None) -> list[np.ndarr
         )
     chosen = pool.rng.permutation(names)[: None if ids_per_client is None else pool.clients * each]
     groups = np.array_split(np.sort(chosen) if len(chosen) == pool.clients else chosen, pool.clients)
-    return [np.flatnonzero(np.isin(pool.client_ids, group)) for group in groups]
+    home = np.full(len(names), -1)
+    home[np.searchsorted(names, np.concatenate(groups))] = np.repeat(np.arange(pool.clients), [*map(len, groups)])
+    owners = home[np.searchsorted(names, pool.client_ids)]
+    order = owners.argsort(kind="stable")
+    return np.split(order, np.searchsorted(owners[order], np.arange(pool.clients + 1)))[1:-1]
 
 
 @partition_rule

@@ -140,7 +140,7 @@ def test_other_seeds(make: Make) -> None:
     ("settings", "why"),
     [
         ({"every": 2}, "eval.every=1 or 2"),
-        ({"on": "participants"}, "eval.on=all or participants"),
+        ({"on": "participants"}, "eval.clients=all or participants"),
         ({"eval": Eval(holdout_clients=1)}, "eval.holdout_clients=0 or 1"),
     ],
 )
@@ -151,7 +151,7 @@ def test_another_evaluation(make: Make, settings: dict[str, Any], why: str) -> N
 def test_other_participants(make: Make) -> None:
     runs = [make(method=m, on="participants", fraction=f) for m, f in (("a", 1.0), ("b", 0.5))]
     (why,) = objections(*runs)
-    assert "eval.on=participants" in why and "fraction=1.0 or 0.5" in why
+    assert "eval.clients=participants" in why and "fraction=1.0 or 0.5" in why
     assert objections(make(method="a"), make(method="b", fraction=0.5)) == []
 
 

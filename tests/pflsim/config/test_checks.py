@@ -41,7 +41,7 @@ CHOICES = {
     "progress": ("auto", "live", "plain", "quiet", "none"),
     "on_nonfinite": ("abort", "drop", "keep"),
     "lockstep": (True, False, "auto"),
-    "eval__on": ("all", "participants"),
+    "eval__clients": ("all", "participants"),
     "placement__device": ("auto", "cpu", "cuda"),
     "placement__strategy": ("pack", "spread"),
 }

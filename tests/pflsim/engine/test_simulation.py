@@ -162,10 +162,14 @@ def test_what_is_due_and_always_in_the_last_round(tmp_path: Path, every: int, ro
     assert read_state(tmp_path / "checkpoints" / kept[-1], "server") == {"fused": 5}
 
 
-def test_only_participants_are_evaluated_where_that_is_set(tmp_path: Path) -> None:
-    recorder, _ = simulate(tmp_path, eval_on="participants")
-    reported = [event[3] for event in recorder.events if event[0] == "evaluate" and event[1] == "personal"]
-    assert reported == list(PLAN.cohorts)
+def test_only_participants_or_a_sample_are_evaluated_where_that_is_set(tmp_path: Path) -> None:
+    def reported(clients: str | int) -> list[tuple[int, ...]]:
+        recorder, _ = simulate(tmp_path / str(clients), eval_clients=clients)
+        return [event[3] for event in recorder.events if event[0] == "evaluate" and event[1] == "personal"]
+
+    assert reported("participants") == list(PLAN.cohorts)
+    (chosen,) = {*reported(2)}
+    assert len({*chosen}) == 2 and {*chosen} < {*range(PLAN.clients)} and list(chosen) == sorted(chosen)
 
 
 def test_a_model_evaluated_as_received_is_evaluated_trained_too_where_both_are_set(tmp_path: Path) -> None:
