@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext, redirect_stderr
+from contextlib import ExitStack, nullcontext, redirect_stderr
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -215,23 +215,20 @@ def export_program(model: LoadedModel) -> torch.export.ExportedProgram:
     """
     about = model.about
     example = torch.zeros(2, *about["shape"], dtype=getattr(torch, about["dtype"]))
-    flags: list[Any] = [getattr(torch.backends.cudnn, name) for name in ("conv", "rnn")]
-    precisions = [flag.fp32_precision for flag in flags]
-    for flag in flags:  # a GPU may have set "ieee" in this process, which torch.export cannot read
-        flag.fp32_precision = "tf32"
-    logging.disable(logging.WARNING)  # torch.export logs and prints pages before it raises an error
-    try:
-        with redirect_stderr(io.StringIO()):
+    with ExitStack() as stack:
+        for name in ("conv", "rnn"):  # a GPU may have set "ieee" in this process, which torch.export cannot read
+            flag = getattr(torch.backends.cudnn, name)
+            stack.callback(setattr, flag, "fp32_precision", flag.fp32_precision)
+            flag.fp32_precision = "tf32"
+        stack.callback(logging.disable, logging.NOTSET)
+        logging.disable(logging.WARNING)  # torch.export logs and prints pages before it raises an error
+        stack.enter_context(redirect_stderr(io.StringIO()))
+        try:
             return torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    except Exception as error:  # torch.export raises errors of many types
-        reason = str(error).strip().partition("\n")[0]
-        raise SettingsError(
-            f"torch.export cannot export {about['method']} with model={about['net']}: {reason}; pflsim.load_model works"
-        ) from error
-    finally:
-        logging.disable(logging.NOTSET)
-        for flag, precision in zip(flags, precisions, strict=True):
-            flag.fp32_precision = precision
+        except Exception as error:  # torch.export raises errors of many types
+            reason = str(error).strip().partition("\n")[0]
+            what = f"{about['method']} with model={about['net']}"
+            raise SettingsError(f"torch.export cannot export {what}: {reason}; pflsim.load_model works") from error
 
 
 def write(model: LoadedModel, folder: Path, name: str) -> tuple[Path, int]:

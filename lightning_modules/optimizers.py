@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -127,20 +127,19 @@ class KeptOptimizers(nn.Module):
             )
         if not self.used[at]:
             return
-        for name, value in self._of(at):
-            number, _, slot = name.partition("_")
-            parameter = optimizer.param_groups[0]["params"][int(number)]
+        for parameter, slot, value in self._slots(at, optimizer):
             optimizer.state[parameter][slot] = value.clone()
 
     def store(self, at: int, optimizer: optim.Optimizer) -> None:
         """Keep an optimiser's state as that of phase number `at`; parameters without gradients keep theirs."""
-        for name, value in self._of(at):
-            number, _, slot = name.partition("_")
-            state = optimizer.state[optimizer.param_groups[0]["params"][int(number)]]
-            if slot in state:
+        for parameter, slot, value in self._slots(at, optimizer):
+            if slot in (state := optimizer.state[parameter]):
                 value.copy_(state[slot])
                 self.used[at] = True
 
-    def _of(self, at: int) -> list[tuple[str, Tensor]]:
-        prefix = f"{at}_"
-        return [(n.removeprefix(prefix), b) for n, b in self.named_buffers() if n.startswith(prefix)]
+    def _slots(self, at: int, optimizer: optim.Optimizer) -> Iterator[tuple[Tensor, str, Tensor]]:
+        """Yield the parameters of phase number `at` with the names and kept values of their states."""
+        for name, value in self.named_buffers():
+            phase, *place = name.split("_", 2)
+            if place and int(phase) == at:
+                yield optimizer.param_groups[0]["params"][int(place[0])], place[1], value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -150,6 +149,11 @@ def _plan(
         else cohort(settings.seed, t, clients, settings.fraction)
         for t in range(1, settings.rounds + 1)
     )
+
+    def faults(kind: str, p: float) -> tuple[tuple[int, ...], ...]:  # of each round; empty if faults are off
+        rounds = enumerate(cohorts, start=1)
+        return tuple(sample_faults(settings.seed, kind, t, some, p) for t, some in rounds) if p > 0 else ()
+
     return RunPlan(
         meta=meta,
         cohorts=cohorts,
@@ -166,15 +170,7 @@ def _plan(
         initial_round=rule.initial_round,
         units=tuple(u.name for u in module.layout(rule.unit)),
         newcomers=tuple(range(clients, settings.clients)),
-        absentees=_sample_faults(settings, "dropout", settings.faults.dropout, cohorts),
-        stragglers=_sample_faults(settings, "straggler", settings.faults.straggler, cohorts),
+        absentees=faults("dropout", settings.faults.dropout),
+        stragglers=faults("straggler", settings.faults.straggler),
         adapts=module.adapts(module.reported_model),
     )
-
-
-def _sample_faults(
-    settings: Settings, kind: str, p: float, cohorts: Sequence[tuple[int, ...]]
-) -> tuple[tuple[int, ...], ...]:
-    """Return the clients with a fault in each round; empty if faults are off."""
-    rounds = enumerate(cohorts, start=1)
-    return tuple(sample_faults(settings.seed, kind, t, clients, p) for t, clients in rounds) if p > 0 else ()

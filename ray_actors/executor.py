@@ -28,7 +28,7 @@ from pflsim.engine.execution import ClientTask, EvalRequest, NodeLost, Sent, Tra
 from pflsim.errors import ClientError, RunError, ServerError
 from pflsim.messages import Message, Uplink
 from pflsim.records.checkpoint_write import to_containers
-from pflsim.types import EvalRow, Tensors, TrainReport
+from pflsim.types import EvalRow, Tensors
 from ray_actors.client_actor import Environment, Setup, environment
 from ray_actors.layout import Layout
 from ray_actors.resources import POLL_S, ActorPool, alive_ids
@@ -186,9 +186,7 @@ class RayExecutor(BaseExecutor[ObjectRef]):
     def run(self, task: ClientTask, sent: Sent[ObjectRef]) -> Trained[ObjectRef]:
         """Have the clients in `sent` do a task on all hosts at once; uplinks and states stay in Ray's store."""
         calls = self._run(task, sent.downlinks)
-        outcomes: dict[int, tuple[TrainReport, str]] = {}
-        for call in calls:
-            outcomes.update(call.outcomes)
+        outcomes = {client: found for call in calls for client, found in call.outcomes.items()}
         self.failure_policy.record_kept({client: words for client, (_, words) in outcomes.items() if words})
         states = {
             client: ref
@@ -199,8 +197,8 @@ class RayExecutor(BaseExecutor[ObjectRef]):
         reports = tuple(outcomes[client][0] for client in sorted(outcomes))
         return Trained([call.refs[1] for call in calls], reports, states)
 
-    def _evaluate(self, request: EvalRequest, messages: Mapping[int, ObjectRef | None]) -> dict[int, list[EvalRow]]:
-        return {client: rows for call in self._run(request, messages) for client, rows in call.outcomes.items()}
+    def _results(self, task: EvalRequest, messages: Mapping[int, ObjectRef | None]) -> dict[int, list[EvalRow]]:
+        return {client: rows for call in self._run(task, messages) for client, rows in call.outcomes.items()}
 
     def _run(self, task: ClientTask | EvalRequest, messages: Mapping[int, ObjectRef | None]) -> list[HostCall]:
         """Run a task on all hosts, training in several calls per host, and repeat calls that fail if the failure

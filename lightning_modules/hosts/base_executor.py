@@ -88,8 +88,8 @@ class BaseExecutor(Executor[Handle], ABC):
         """Return the global model, or None if the method has none."""
 
     @abstractmethod
-    def _evaluate(self, request: EvalRequest, messages: Mapping[int, Handle | None]) -> dict[int, list[EvalRow]]:
-        """Evaluate clients with these messages; returns the rows by client."""
+    def _results(self, task: EvalRequest, messages: Mapping[int, Handle | None]) -> dict[int, list[EvalRow]]:
+        """Evaluate clients with these messages; returns the rows of those that succeed, by client."""
 
     def fuse(self, trained: Trained[Handle], matrices: bool = False) -> RoundDiagnostics:
         """Have the server fuse the uplinks, and store the clients' new states."""
@@ -118,7 +118,7 @@ class BaseExecutor(Executor[Handle], ABC):
 
     def evaluate(self, request: EvalRequest, sent: Sent[Handle] | None = None) -> list[EvalRow]:
         """Evaluate a model; rows are in the order of the client ids."""
-        rows = self._evaluate(request, self._messages(request, sent))
+        rows = self._results(request, self._messages(request, sent))
         return [row for client in sorted(rows) for row in rows[client]]
 
     def _messages(self, request: EvalRequest, sent: Sent[Handle] | None = None) -> Mapping[int, Handle | None]:

@@ -127,22 +127,15 @@ class InitialStates(dict[int, Tensors]):
     """
 
     def __init__(self, factory: ClientFactory, modules: Mapping[int, ClientModule]):
-        self._factory = factory
+        self._factory, self._modules = factory, modules
         self._common = {variant: snapshot(module.state_dict()) for variant, module in modules.items()}
-        self._equal = {
-            variant: {
-                key
-                for chosen in (module.shared, module.equal_start)
-                for key in (*chosen.parameters(module), *chosen.buffers(module))
-            }
-            for variant, module in modules.items()
-        }
 
     def __missing__(self, client: int) -> Tensors:
         variant = self._factory.variant_of(client)
         state = self._common[variant]
         if self._factory.init == "per_client":
-            own = snapshot(self._factory.build(variant, client).state_dict())
-            state = {**state, **{key: value for key, value in own.items() if key not in self._equal[variant]}}
-            self[client] = state
+            own, module = snapshot(self._factory.build(variant, client).state_dict()), self._modules[variant]
+            for chosen in (module.shared, module.equal_start):
+                own |= {key: state[key] for key in (*chosen.parameters(module), *chosen.buffers(module))}
+            self[client] = state = own
         return state

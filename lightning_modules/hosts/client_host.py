@@ -229,8 +229,8 @@ class ClientHost:
                 correct, loss = totals(
                     predict, examples, criterion, size, parts if metrics or confuse else None
                 ).tolist()
-                row = EvalRow(client, split, request.model, request.phase, None, len(examples), loss)
-                row = replace(row, correct=int(correct)) if classes else row
+                right = int(correct) if classes else None
+                row = EvalRow(client, split, request.model, request.phase, right, len(examples), loss)
                 if parts:
                     outcomes = torch.cat(parts).cpu(), examples.y.cpu()
                     found = ((metric.name, metric(*outcomes)) for metric in metrics)

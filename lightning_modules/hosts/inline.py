@@ -15,7 +15,7 @@ from pflsim.engine.diagnostics import RoundDiagnostics
 from pflsim.engine.execution import ClientTask, EvalRequest, Sent, Trained
 from pflsim.errors import ServerError
 from pflsim.messages import Message, Uplink, payload_bytes
-from pflsim.types import EvalRow, Tensors
+from pflsim.types import Tensors
 
 logger = logging.getLogger(__name__)
 Messages = Message | Sequence[Uplink]
@@ -49,9 +49,6 @@ class InlineExecutor(BaseExecutor[Messages]):
         uplinks = [reply.uplink for reply in replies if reply.uplink is not None]
         states = {reply.report.client: reply.state for reply in replies if reply.state is not None}
         return Trained([uplinks], tuple(reply.report for reply in replies), states)
-
-    def _evaluate(self, request: EvalRequest, messages: Mapping[int, Messages | None]) -> dict[int, list[EvalRow]]:
-        return self._results(request, messages)
 
     def _results(self, task: ClientTask | EvalRequest, messages: Mapping[int, Any]) -> dict[int, Any]:
         """Return the results of the clients that succeed, after retries where the failure policy asks for them."""

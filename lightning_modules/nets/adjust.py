@@ -14,7 +14,6 @@ from lightning_modules.nets.net import Net
 from lightning_modules.nets.own import OwnNet
 from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError, reading
-from pflsim.types import Tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +61,13 @@ def load_weights(net: Net, path: str, strict: bool) -> None:
     Raises:
         SettingsError: the file cannot be read or does not fit.
     """
+    from safetensors.torch import load_file
+
     own = {net.name_of(key) if isinstance(net, OwnNet) else key: t for key, t in net.state_dict(keep_vars=True).items()}
     with reading(path, "a safetensors file, or a state_dict saved by torch.save"):
-        saved = _read(path)
+        saved = load_file(path) if path.endswith(".safetensors") else torch.load(path, "cpu", weights_only=True)
+        if not all(isinstance(value, Tensor) for value in saved.values()):
+            raise TypeError("it has other values than tensors")
         fits = {name for name, value in saved.items() if name in own and own[name].shape == value.shape}
     parts = {"missing": sorted({*own} - fits), "unexpected": sorted({*saved} - fits)}
     found = "; ".join(f"{what}: {', '.join(names)}" for what, names in parts.items() if names)
@@ -74,15 +77,6 @@ def load_weights(net: Net, path: str, strict: bool) -> None:
     with torch.no_grad():
         for name in fits:
             own[name].copy_(saved[name])
-
-
-def _read(path: str) -> Tensors:
-    from safetensors.torch import load_file
-
-    saved = load_file(path) if path.endswith(".safetensors") else torch.load(path, "cpu", weights_only=True)
-    if not all(isinstance(value, Tensor) for value in saved.values()):
-        raise TypeError("it has other values than tensors")
-    return saved
 
 
 def add_adapters(net: Net, lora: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -52,11 +53,9 @@ class RelationModule(nn.Module):
     def forward(self, features: Tensor, classes: Tensor) -> Tensor:
         """Map features of examples [B, *feature_shape] and of classes [C, *feature_shape] to scores [B, C]."""
         example_weight, class_weight = self.first.weight.chunk(2, dim=1)
-        if isinstance(self.first, nn.Conv2d):
-            examples = functional.conv2d(features, example_weight, padding=1)
-            means = functional.conv2d(classes, class_weight, padding=1)
-        else:
-            examples, means = functional.linear(features, example_weight), functional.linear(classes, class_weight)
+        maps = isinstance(self.first, nn.Conv2d)
+        apply = partial(functional.conv2d, padding=1) if maps else functional.linear
+        examples, means = apply(features, example_weight), apply(classes, class_weight)
         pairs = (examples[:, None] + means[None]).flatten(0, 1)  # [B·C, ...]
         # not len(), which would fix the size of the batch in an exported program
         return self.rest(self.norm(pairs)).view(features.shape[0], classes.shape[0])

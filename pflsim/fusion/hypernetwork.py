@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from jaxtyping import Float
@@ -69,14 +70,16 @@ def draw(
         float32. Embeddings are standard normal as in `torch.nn.Embedding`. Weights and biases are uniform within ±1/√in
         as in `torch.nn.Linear`. Biases of heads are 1, so that relu scores start positive; softmax ignores the offset.
     """
-    _check_size(1 if common else clients, clients * embedding, embedding, hidden, outputs)
+    widths = [embedding, *hidden]
+    sizes, last = [*pairwise(widths)], widths[-1]
+    entries = sum((width + 1) * out for width, out in (*sizes, (last, sum(outputs))))
+    count = clients * embedding + (1 if common else clients) * entries
+    check_room("method.embedding and method.hidden: the hypernetworks", 2 * 4 * count, "use smaller widths")
     generators = [torch_generator(seed, "hypernetwork", client) for client in range(clients)]
-    v, layers, width = torch.stack([torch.randn(embedding, generator=g) for g in generators]), list[Linear](), embedding
+    v = torch.stack([torch.randn(embedding, generator=g) for g in generators])
     generators = [torch_generator(seed, "hypernetwork")] if common else generators
-    for out in hidden:
-        layers.append(Linear(_uniform(generators, (out, width), width), _uniform(generators, (out,), width)))
-        width = out
-    heads = [Linear(_uniform(generators, (out, width), width), torch.ones(len(generators), out)) for out in outputs]
+    layers = [Linear(_uniform(generators, (out, w), w), _uniform(generators, (out,), w)) for w, out in sizes]
+    heads = [Linear(_uniform(generators, (out, last), last), torch.ones(len(generators), out)) for out in outputs]
     return Hypernetworks(v, tuple(layers), tuple(heads))
 
 
@@ -98,15 +101,6 @@ def draw_common(
     drawn = draw(clients, embedding, hidden, [bias.numel() for bias in start], seed, common=True)
     heads = zip(drawn.heads, start, strict=True)
     return replace(drawn, heads=tuple(Linear(head.weight, bias.reshape(1, -1).clone()) for head, bias in heads))
-
-
-def _check_size(rows: int, embeddings: int, width: int, hidden: Sequence[int], outputs: Sequence[int]) -> None:
-    """Check that hypernetworks and their gradients fit in memory."""
-    count = embeddings
-    for out in hidden:
-        count, width = count + rows * out * (width + 1), out
-    count += rows * sum(outputs) * (width + 1)
-    check_room("method.embedding and method.hidden: the hypernetworks", 2 * 4 * count, "use smaller widths")
 
 
 def level(nets: Hypernetworks) -> Hypernetworks:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -71,6 +71,29 @@ def passes(count: int, epochs: int, generator: torch.Generator) -> Int[Tensor, "
     return torch.stack([torch.randperm(count, generator=generator) for _ in range(epochs)])
 
 
+def descend(
+    values: Tensors, loss: Callable[[Tensors, Tensor], Tensor], *, lr: float, orders: Tensor, batch_size: int
+) -> Tensors:
+    """Take steps of mini-batch SGD: v ← v − η·∇ℓ(v).
+
+    Args:
+        values: named tensors, which are not modified.
+        loss: maps values and the numbers of a batch's examples to ℓ.
+        lr: η.
+        orders: [E, P], the order of the examples in each of E epochs (see `passes`).
+        batch_size: examples per batch; the last batch of an epoch may be smaller.
+
+    Returns:
+        The new values under the same names.
+    """
+    for index in (index for order in orders for index in order.split(batch_size)):
+        values = {name: value.detach().clone().requires_grad_() for name, value in values.items()}
+        gradients = torch.autograd.grad(loss(values, index), list(values.values()))
+        pairs = zip(values.items(), gradients, strict=True)
+        values = {name: value.detach() - lr * gradient for (name, value), gradient in pairs}
+    return values
+
+
 def train_head(
     head: nn.Module,
     weights: Tensors,
@@ -95,14 +118,10 @@ def train_head(
     Returns:
         The new values under the same names. The arguments are not modified.
     """
-    names = [name for name, _ in head.named_parameters()]
-    buffers = {name: value for name, value in weights.items() if name not in names}
-    trained = [weights[name].detach() for name in names]
-    for order in orders:
-        for index in order.split(batch_size):
-            trained = [w.requires_grad_() for w in (t.detach().clone() for t in trained)]
-            values = {**buffers, **dict(zip(names, trained, strict=True))}
-            loss = cross_entropy(functional_call(head, values, (features[index],)), labels[index])
-            gradients = torch.autograd.grad(loss, trained)
-            trained = [w.detach() - lr * g for w, g in zip(trained, gradients, strict=True)]
-    return {**buffers, **dict(zip(names, trained, strict=True))}
+    trained = {name: weights[name].detach() for name, _ in head.named_parameters()}
+    buffers = {name: value for name, value in weights.items() if name not in trained}
+
+    def loss(values: Tensors, index: Tensor) -> Tensor:
+        return cross_entropy(functional_call(head, {**buffers, **values}, (features[index],)), labels[index])
+
+    return {**buffers, **descend(trained, loss, lr=lr, orders=orders, batch_size=batch_size)}

@@ -161,10 +161,8 @@ class FedALP(GlobalModelRule[State]):
         ids = torch.tensor([u.client for u in uplinks], dtype=torch.int64)
         of, examples, sent = state.groups[ids], state.examples[ids], [u.weights for u in uplinks]
         grouped = state.groups >= 0
-        shares = torch.zeros(self.groups, dtype=torch.float64)  # Γ
-        shares.index_add_(0, state.groups[grouped], state.examples[grouped])
-        sizes = torch.zeros(self.groups, dtype=torch.float64)  # examples of each group's participants
-        sizes.index_add_(0, of[of >= 0], examples[of >= 0])
+        shares = state.groups[grouped].bincount(state.examples[grouped], self.groups)  # Γ
+        sizes = of[of >= 0].bincount(examples[of >= 0], self.groups)  # examples of each group's participants
         step = sizes / state.examples.sum() if self.gamma == "all" else (sizes > 0).double()  # Σ γ_k
         models: list[dict[str, Tensor]] = [{} for _ in state.models]
         mixtures: list[dict[str, Tensor]] = [{} for _ in state.models]

@@ -47,9 +47,7 @@ class FedDBE(GlobalModelRule[State]):
         """Send the global model and the global mean of features."""
         return Message(weights=state.weights, extra=state.extra)
 
-    def join(self, state: State, client: int) -> Message:
-        """Send the global model and the global mean of features."""
-        return self.downlink(state, client)
+    join = downlink
 
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
         """Average the received models or, in the initial round, the received means; weighted by training examples."""

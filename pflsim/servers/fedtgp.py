@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, one_hot, relu
 
 from pflsim.config.validate import at_least_one, non_negative, positive
-from pflsim.fusion.prototypes import fuse_prototypes, keep_missing, labelled, passes
+from pflsim.fusion.prototypes import descend, fuse_prototypes, keep_missing, labelled, passes
 from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.params import snapshot
 from pflsim.seeding import seeded_global, torch_generator
@@ -99,13 +99,11 @@ class FedTGP(ServerRule[State]):
         points, labels = labelled(sent)
         margin = adaptive_margin(fuse_prototypes(sent, "uniform"), self.max_margin)
         orders = passes(len(labels), self.epochs, torch_generator(state.seed, "global_prototypes", -1, state.fusions))
-        net = dict(state.net)
-        for index in (index for order in orders for index in order.split(self.batch)):
-            net = {name: value.detach().requires_grad_() for name, value in net.items()}
-            loss = margin_loss(points[index], labels[index], generated(net), margin)
-            slopes = torch.autograd.grad(loss, list(net.values()))
-            pairs = zip(net.items(), slopes, strict=True)
-            net = {name: value.detach() - self.lr * slope for (name, value), slope in pairs}
+
+        def loss(net: Tensors, index: Tensor) -> Tensor:
+            return margin_loss(points[index], labels[index], generated(net), margin)
+
+        net = descend(state.net, loss, lr=self.lr, orders=orders, batch_size=self.batch)
         counts = keep_missing(fuse_prototypes(sent), state.prototypes).counts
         return replace(updated, net=net, prototypes=Prototypes(generated(net), counts), margin=margin)
 

@@ -54,9 +54,7 @@ class Scaffold(GlobalModelRule[State]):
         """Send x and c."""
         return Message(weights=state.weights, extra=state.control)
 
-    def join(self, state: State, client: int) -> Message:
-        """Send x and c to a newcomer, whose c_i is 0."""
-        return self.downlink(state, client)
+    join = downlink  # the c_i of a newcomer is 0
 
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
         """Move x by the mean change of the clients of the round, and c by their share of all clients."""
