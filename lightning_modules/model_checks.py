@@ -141,8 +141,12 @@ def in_lockstep(
             hooked = any(part._backward_hooks or part._backward_pre_hooks for part in parts)
             if hooks.found or hooked or any(parameter._backward_hooks for parameter in module.net.parameters()):
                 raise ValueError("a traced step would not call the hooks of gradients")
-            if module.criterion.loss is not None or own:
-                TracedStep(client, "objective", NET.parameters(client), stacked, batch, plain=True)
+            for width in {1, clients} if module.criterion.loss is not None or own else ():  # alone without vmap
+                values, some = (
+                    {name: value[:width] for name, value in stacked.items()},
+                    (batch[0][:width], labels[:width]),
+                )
+                TracedStep(client, "objective", NET.parameters(client), values, some, plain=True)
         except Exception as error:
             loss = settings.task.loss
             cause = f"task.loss={loss}" if loss and not own else f"model={component_name(settings, 'model')}"

@@ -64,7 +64,10 @@ def try_clients(
         cause = error.__cause__ if isinstance(error, ClientError) and isinstance(error.__cause__, Exception) else error
         if isinstance(cause, SettingsError):
             raise cause from error
+    plain_task = replace(training.task, choice=replace(training.task.choice, loss=None, options={}))
     others = {
+        f"task.loss={training.task.choice.loss}": {"training": replace(training, task=plain_task)},
+        "eval.metrics": {"metrics": ()},
         f"optimizer={training.optimizer.name}": {"training": replace(training, optimizer=OptimizerChoice())},
         f"precision={training.precision}": {"training": replace(training, precision="ieee")},
         f"{method} with {model}": {"client": ClientModule},

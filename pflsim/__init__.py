@@ -237,11 +237,11 @@ def resume(
     from pflsim.config.compose import config_folders
 
     objects = {*COMPONENTS, "task", "eval"}
-    overrides_of({key: value for key, value in settings.items() if key in objects})
+    given = overrides_of({key: value for key, value in settings.items() if key in objects})
     others = {key: value for key, value in settings.items() if key not in objects or isinstance(value, str)}
     texts = [*overrides_of(others), *overrides]
     folder = str(run.folder if isinstance(run, Run) else run)
-    return read_run(resume_run(folder, texts, config_folders([]), callbacks=callbacks))
+    return read_run(resume_run(folder, texts, config_folders([]), callbacks=callbacks, given=given))
 
 
 def load(runs: str | Path | Iterable[str | Path]) -> Runs:

@@ -44,6 +44,7 @@ def commands(page: Path) -> list[Command]:
     lines += re.findall(r"`([^`\n]+)`", FENCE.sub("", text))
     found = []
     for line in lines:
+        line = line.partition(" && ")[0]
         words = shlex.split(line, comments=True) if "launch.py" in line or "make run" in line else []
         if words[:2] == ["python", "launch.py"]:
             found.append(Command(page, tuple(words[2:])))

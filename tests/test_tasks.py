@@ -92,6 +92,7 @@ def vector(scores: Tensor, targets: Tensor) -> Tensor:
         ({"eval": {"metrics": [vector]}}, "^eval.metrics: vector "),
         ({"eval": {"primary": "test_tasks.vector", "mode": "min"}}, "^eval.metrics: vector "),
         ({"task": {"loss": vector}}, "^task.loss=.*vector: "),
+        ({"eval": {"metrics": [lambda scores, targets: 1 / 0]}}, "^eval.metrics: "),
         ({"task": {"loss": "CrossEntropyLoss", "options": {"reduction": "none"}}}, "^task.loss=CrossEntropyLoss: "),
     ],
 )
@@ -116,9 +117,24 @@ def test_large_targets_that_diverge_are_to_be_standardised(standardize: bool, ad
 @pytest.mark.filterwarnings("ignore:Using a target size")
 def test_a_loss_that_takes_classes_for_examples_is_refused(tmp_path: Path) -> None:
     """Two outputs against two examples would be broadcast."""
-    with pytest.raises(SettingsError, match="trial"):
+    with pytest.raises(SettingsError, match="^task.loss=MSELoss: .*trial"):
         options = {**SMALL, "data": "breast_cancer", "model": "tabular_mlp", "run_dir": str(tmp_path / "run")}
         pflsim.run(method="fedavg", task={"loss": "MSELoss"}, **options)
+
+
+def test_a_run_does_not_go_on_with_another_loss_of_the_same_name(tmp_path: Path) -> None:
+    def made(power: int) -> Any:
+        return lambda scores, targets: ((scores - functional.one_hot(targets, 10)).abs() ** power).mean()
+
+    one = made(2)
+    first, second = (
+        pflsim.run(method="local", task={"loss": loss}, run_dir=str(tmp_path / name), **SMALL)
+        for name, loss in (("a", one), ("b", made(3)))
+    )
+    with pytest.raises(SettingsError, match="lambda"):
+        pflsim.resume(first, rounds=4)
+    assert pflsim.resume(first, rounds=4, task={"loss": one}).done == 4
+    assert second.done == 3
 
 
 def test_two_classes_with_one_output_have_two_scores(tmp_path: Path) -> None:

@@ -107,8 +107,10 @@ class TracedStep:
                     chosen = (inputs[:, rows], labels[:, rows]) if self.stacked else (inputs[rows], labels[rows])
                 losses, *terms = objectives([*values, *state[count:]], *chosen)
                 # clients are independent, so the gradient of the sum has the gradient of each
-                gradients = torch.autograd.grad(losses.sum(), values, allow_unused=True)
-                return dict(zip(self.terms, terms, strict=True)), gradients
+                total, named = losses.sum(), dict(zip(self.terms, terms, strict=True))
+                if not total.requires_grad:  # it depends on none of them
+                    return named, [None] * len(values)
+                return named, torch.autograd.grad(total, values, allow_unused=True)
 
             terms, gradients = self.gradients(evaluate, state[:count], size)
             self.moved = tuple(name for name, g in zip(self.trainable, gradients, strict=True) if g is not None)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from pflsim.commands.sweep import new_runner
+from pflsim.config.components import replaced
 from pflsim.config.compose import composed, composing, parse, to_settings
 from pflsim.config.help import groups_in
+from pflsim.config.names import written
 from pflsim.config.validate import is_url
 from pflsim.errors import SettingsError
 from pflsim.records.folder import is_complete, read_summary
@@ -21,6 +24,7 @@ def resume_run(
     folders: Sequence[Path],
     own_process: bool = False,
     callbacks: Iterable[Any] = (),
+    given: Sequence[str] = (),
 ) -> Path:
     """Resume a run with its own settings, given ones that cannot change its results, and perhaps more rounds.
 
@@ -30,6 +34,7 @@ def resume_run(
         folders: config folders.
         own_process: see `new_runner`.
         callbacks: see `pflsim.run`.
+        given: overrides with the names of objects that are given again.
 
     Returns:
         The run folder.
@@ -40,6 +45,10 @@ def resume_run(
     """
     folder, keys = run_folder(name), list[str]()
     settings = saved_settings(folder)
+    own, again = written([settings.task.loss, settings.eval.metrics]), " ".join(given)
+    for name in sorted(replaced):
+        if re.search(rf"{name}\b", own) and not re.search(rf"{name}\b", again):
+            raise SettingsError(f"{name}: another object has had this name since; pass the run's own to pflsim.resume")
     if overrides:
         with composing(folders):
             keys = [str(override.key_or_group) for override in parse(overrides)]

@@ -40,6 +40,8 @@ DATA_FILES = "; for a file of arrays, data=npz data.path=FILE; for a table, pfls
 NOTEBOOK = "__main__."
 """Begins the target of an object that other processes cannot import."""
 _objects: dict[str, Any] = {}
+replaced = set[str]()
+"""Names that more than one object of this process has had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,9 @@ def target_of(value: Any) -> str:
 def keep_object(name: str, value: Any) -> str:
     """Return a name for an object in this process; a later object of the same name replaces it."""
     target = NOTEBOOK + re.sub(r"\W", "", name)
-    _objects[target] = value
+    if _objects.setdefault(target, value) is not value:
+        _objects[target] = value
+        replaced.add(target)
     return target
 
 

@@ -56,6 +56,15 @@ class Constants(Three):
             self.a.register_buffer(name, value.detach())
 
 
+class Unused(Backbone):
+    """All that is not frozen in the body is not used."""
+
+    def __init__(self, num_classes: int):
+        super().__init__(num_classes)
+        self.b.requires_grad_(False)
+        self.more = nn.Linear(3, 3)
+
+
 def _after(made: Any) -> Any:
     """Every client's private state after three rounds."""
     executor = inline(made)
@@ -77,6 +86,13 @@ def test_training_equals_that_with_buffers_instead(method: str) -> None:
     assert same(found, again)
     assert same(found, {client: {key: own[key] for key in found[client]} for client, own in expected.items()})
     assert not any(".a." in key for key in found[0]) and any("net.body.a." in key for key in expected[0])
+
+
+def test_a_body_without_gradients_trains_in_lockstep_too() -> None:
+    args = (*SMALL, f"model={target_of(Unused)}", "head=fc", "method=fedrep")
+    alone, stacked = (_after(prepared(*args, f"lockstep={way}")) for way in ("false", "true"))
+    for client, own in alone.items():
+        torch.testing.assert_close(stacked[client], own)
 
 
 @pytest.mark.parametrize("method", METHODS)

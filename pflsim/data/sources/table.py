@@ -48,6 +48,8 @@ class Encoder:
         for name in self.numbers:
             with reading(f"column {name!r}", "numbers"):
                 found[name] = frame[name].to_numpy(dtype=np.float64, na_value=np.nan)
+                if np.isinf(found[name]).any():
+                    raise ValueError("infinite values; mark missing ones as such")
         for name in self.categories:
             found[name] = frame[name].map(as_text, na_action="ignore").astype(object).where(frame[name].notna(), np.nan)
         return DataFrame(found, index=frame.index)

@@ -205,6 +205,8 @@ def test_a_run_of_a_frame_and_its_model(folder: Path) -> None:
     for wrong in ({"label": "readmited"}, {"label": "readmitted", "client": "city"}):
         with pytest.raises(SettingsError, match="^data=Table has no column"):
             pflsim.partition("wrong", data=pflsim.Table(frame, **wrong))
+    with pytest.raises(SettingsError, match="'pressure'.*infinite"):
+        model(asked.assign(pressure=np.inf))
     with pytest.raises(SettingsError, match="'pressure'"):
         model(asked.drop(columns="pressure"))
     longer = pflsim.resume(
