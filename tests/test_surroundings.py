@@ -79,6 +79,11 @@ def attribute(owner: Any, name: str, value: Any) -> Any:
     return put(lambda: getattr(owner, name), lambda to: setattr(owner, name, to), value)
 
 
+def default_device(device: torch.device) -> None:
+    """Set the default device; without `None` for the CPU, PyTorch would keep a context of it."""
+    torch.set_default_device(None if device.type == "cpu" else device)
+
+
 SET: dict[str, Callable[[], Any]] = {
     "dtype": lambda: put(torch.get_default_dtype, torch.set_default_dtype, torch.float64),
     "precision": lambda: put(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"),
@@ -88,7 +93,7 @@ SET: dict[str, Callable[[], Any]] = {
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
     "anomalies": lambda: torch.autograd.set_detect_anomaly(True),
     "deterministic": lambda: put(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True),
-    "device": lambda: put(torch.get_default_device, torch.set_default_device, torch.device("meta")),
+    "device": lambda: put(torch.get_default_device, default_device, torch.device("meta")),
     "generators": moved_generators,
     "hooks": hooked_modules,
     "TeX": lambda: mpl.rc_context({"text.usetex": True}),
