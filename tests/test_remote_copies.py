@@ -13,6 +13,7 @@ from fake_filesystems import Asked, contents, local_contents, nothing, register
 from test_resume import SMALL, agree, left, stop_after
 
 from pflsim import cli
+from pflsim.commands import resume
 from pflsim.errors import SettingsError
 from pflsim.records.remote import download
 
@@ -81,6 +82,7 @@ def test_downloaded_from_there_it_ends_as_a_straight_run(
     assert contents(url) == local_contents(stopped)
     (tmp_path / "another machine").mkdir()
     monkeypatch.chdir(tmp_path / "another machine")
+    monkeypatch.setattr(resume, "replaced", {"__main__.of_another_run"})
     assert cli.main([f"resume={url}"]) == 0
     folder = only()
     assert folder == Path("runs/mine")

@@ -46,9 +46,9 @@ def resume_run(
     folder, keys = run_folder(name), list[str]()
     settings = saved_settings(folder)
     own, again = written([settings.task.loss, settings.eval.metrics]), " ".join(given)
-    for name in sorted(replaced):
-        if re.search(rf"{name}\b", own) and not re.search(rf"{name}\b", again):
-            raise SettingsError(f"{name}: another object has had this name since; pass the run's own to pflsim.resume")
+    for target in sorted(replaced):
+        if re.search(rf"{target}\b", own) and not re.search(rf"{target}\b", again):
+            raise SettingsError(f"{target}: another object has had this name since; pass the run's own to pflsim.resume")
     if overrides:
         with composing(folders):
             keys = [str(override.key_or_group) for override in parse(overrides)]
