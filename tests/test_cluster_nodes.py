@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -82,8 +83,11 @@ def test_a_node_that_dies_costs_time_and_no_bit(cluster: Cluster, tmp_path: Path
     assert job.returncode == 0, said
     job = cluster.command(RAY, "job", "logs", "--follow", "survivor", *to)
     folder = cluster.head.home / "pflsim-runs" / "run"
-    before = lines_until(job, "round 13/60")
-    dying = nodes_of(before, cluster)[-1]
+    metrics = folder / "metrics.jsonl"  # the job's output comes late, perhaps when there is a checkpoint again
+    while not metrics.exists() or metrics.read_text().count("\n") < 13:
+        assert job.poll() is None, the_rest(job)
+        time.sleep(0.01)
+    dying = nodes_of((folder / "run.log").read_text().splitlines(), cluster)[-1]
     dying.kill()
     said = the_rest(job)
     assert job.returncode == 0 and "round 60/60" in said, said

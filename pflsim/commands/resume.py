@@ -48,7 +48,7 @@ def resume_run(
     own, again = written([settings.task.loss, settings.eval.metrics]), " ".join(given)
     for target in sorted(replaced):
         if re.search(rf"{target}\b", own) and not re.search(rf"{target}\b", again):
-            raise SettingsError(f"{target}: another object has had this name since; pass the run's own to pflsim.resume")
+            raise SettingsError(f"{target}: another object has this name now; pass the run's own to pflsim.resume")
     if overrides:
         with composing(folders):
             keys = [str(override.key_or_group) for override in parse(overrides)]
