@@ -41,7 +41,7 @@ Ray's own folder is open to all users."""
 CONNECT_TIMEOUT_S = 5.0
 """How long the head may take to accept a connection; Ray itself would try for minutes."""
 CLOSE_TIMEOUT_S = 90.0
-"""How long the end of a run waits for a start of Ray, which gives up after a minute itself. If Ray's processes are killed
+"""How long the end of a run waits for a start of Ray, which gives up after a minute itself. If its processes are killed
 while this one connects to them, Ray ends this one without a message."""
 _locks: dict[Path, int] = {}
 

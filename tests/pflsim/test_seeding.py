@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from pflsim.seeding import numpy_generator, seed_for, seeded_global, torch_generator
+from pflsim.seeding import evaluated, numpy_generator, seed_for, seeded_global, torch_generator
 
 
 def test_seed_is_the_top_63_bits_of_blake2b_of_the_text() -> None:
@@ -66,3 +66,8 @@ def test_seeded_global_puts_the_state_back(fails: bool) -> None:
     except KeyError:
         assert fails
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_seed_chooses_which_clients_are_evaluated() -> None:
+    chosen = [evaluated(5, seed, 100, (1, 2)) for seed in (0, 0, 1)]
+    assert chosen[0] == chosen[1] != chosen[2] and all(len({*own}) == 5 for own in chosen)
