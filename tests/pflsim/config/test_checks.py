@@ -101,6 +101,7 @@ def test_values_out_of_bounds(text: str) -> None:
     [
         ({"local_epochs": 1, "local_steps": 1}, "local_epochs=1 .*local_steps=1"),
         ({"fraction": 0.05, "eval__holdout_clients": 5}, "fraction=0.05 .* 5 clients"),
+        ({"eval__clients": 6, "clients": 10, "eval__holdout_clients": 5}, "eval.clients=6: only 5 clients"),
         ({"lockstep": False, "lockstep_clients": 3}, "lockstep_clients=3"),
         ({"placement__clients_per_actor": 2, "placement__actors": 2}, "placement.actors .*clients_per_actor=2"),
         ({"placement__device": "cuda"}, "placement.device=cuda .*placement.gpus=0"),
