@@ -50,6 +50,8 @@ def run_all(
     varying = [values[0].partition("=")[0].lstrip("+") for values in zip(*jobs, strict=True) if len({*values}) > 1]
     failed, said = list[str](), set[str]()
     first = _of_all(run_settings, configs, names)[0]
+    if own_process and first and parallel_runs([first] * len(jobs)) > 1:
+        importlib.import_module("pflsim.terminal.processes").import_early()
     with new_runner(first, own_process) as runner:
         runs = _of_all(to_settings, configs, names)
         check_sweep(runs)

@@ -12,6 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from types import FrameType
 from typing import Any
 
@@ -49,7 +50,7 @@ def in_processes(functions: Iterable[Callable[[], Any]], parallel: int) -> Itera
     Raises:
         Stopped: after the end of all functions, if there was a signal.
     """
-    context, others = multiprocessing.get_context("spawn"), multiprocessing.active_children()
+    context, others = multiprocessing.get_context("forkserver"), multiprocessing.active_children()
     received, idle = list[int](), list[ProcessPoolExecutor]()
     running: dict[Future[tuple[Any, str, str]], tuple[int, ProcessPoolExecutor]] = {}
 
@@ -59,6 +60,7 @@ def in_processes(functions: Iterable[Callable[[], Any]], parallel: int) -> Itera
             if process not in others and process.pid:
                 os.kill(process.pid, signum)
 
+    import_early()
     before = {signum: signal.getsignal(signum) for signum in SIGNALS if signal.getsignal(signum) != signal.SIG_IGN}
     for signum in before:
         signal.signal(signum, forward)
@@ -66,10 +68,8 @@ def in_processes(functions: Iterable[Callable[[], Any]], parallel: int) -> Itera
         waiting = enumerate(functions)
         while True:
             while len(running) < parallel and not received and (one := next(waiting, None)):
-                pool = idle.pop() if idle else ProcessPoolExecutor(1, context, _begin, ([*before],))
-                signal.pthread_sigmask(signal.SIG_BLOCK, before)  # a new process inherits this until `_begin`
+                pool = idle.pop() if idle else ProcessPoolExecutor(1, context, _begin, ([*before], {**os.environ}))
                 running[pool.submit(_call, one[1])] = one[0], pool
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, before)
             if not running:
                 break
             for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -92,12 +92,22 @@ def in_processes(functions: Iterable[Callable[[], Any]], parallel: int) -> Itera
         raise Stopped(received[0])
 
 
-def _begin(signals: Sequence[int]) -> None:
+def import_early() -> None:
+    """Start the process from which `in_processes` forks, and have it import what runs need while this one goes on."""
+    multiprocessing.set_forkserver_preload(["lightning_modules.light", "ray_actors.run"])
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # new processes inherit this until `_begin`
+    forkserver.ensure_running()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+def _begin(signals: Sequence[int], environment: dict[str, str]) -> None:
     """Prepare a new process; a signal ends it, except during a run, which installs its own handlers."""
+    os.environ.clear()
+    os.environ.update(environment)
     os.setpgrp()  # Ctrl-C in a terminal reaches the parent only
     for signum in signals:
         signal.signal(signum, lambda received, frame: os._exit(128 + received))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
