@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 TEXTS = ("split", "model", "phase", "fault", "name")
 """Columns of per_client.csv with words."""
+WHOLE = [name for name in COLUMNS if name not in (*TEXTS, "correct", "loss")]
 DESCRIPTION = ("method", "data", "partition", "model", "clients", "seed")
 """Keys of `Run.overview` that do not describe the result."""
 IGNORED = (
@@ -224,16 +225,27 @@ class Run:
 
         with reading(self.folder / PER_CLIENT, FORM):
             text = (self.folder / PER_CLIENT).read_text(encoding="utf-8")
-            found = read_csv(io.StringIO(text[: text.rfind("\n") + 1]), dtype=str, keep_default_na=False)
-            for name in found.columns.difference(list(TEXTS)):  # `read_csv` rounds the last bit of some numbers
-                whole = name in COLUMNS and name != "loss" and "" not in {*found[name]}
-                found[name] = found[name].replace("", "nan").astype(int if whole else float)
+            text = text[: text.rfind("\n") + 1]
+            others = {*text.partition("\n")[0].split(",")} - {*TEXTS, *WHOLE}
+            found = read_csv(
+                io.StringIO(text),
+                dtype={**dict.fromkeys(TEXTS, str), **dict.fromkeys(WHOLE, int)},
+                keep_default_na=False,
+                converters=dict.fromkeys(others, _number),
+            )
+            if not found["correct"].isna().any():
+                found["correct"] = found["correct"].astype(int)
             place = found.assign(late=found["model"] == "newcomer")
             order = MultiIndex.from_frame(place.loc[:, ["round", "late", "client", "split", "model", "phase"]])
             if not (order.is_unique and order.is_monotonic_increasing):
                 raise ValueError("some rows are duplicated or not in order")
             classes = "accuracy" in self.summary
             return found.assign(accuracy=found["correct"] / found["total"]) if classes else found
+
+
+def _number(cell: str) -> float:
+    """Return the exact number of a cell, which `read_csv` of pandas 2 does not; NaN if the cell is empty."""
+    return float(cell or "nan")
 
 
 class Runs(tuple[Run, ...]):
