@@ -74,6 +74,7 @@ def set_torch_defaults(stack: ExitStack | None = None) -> None:
         owner = attrgetter(backend)(torch.backends)
         calls.append((lambda to, o=owner, a=attribute: setattr(o, a, to), getattr(owner, attribute), value))
     for put, before, value in calls:
-        put(value)
-        if stack:
-            stack.callback(put, before)
+        if before != value:  # `use_deterministic_algorithms` imports a compiler, which takes a second
+            put(value)
+            if stack:
+                stack.callback(put, before)
