@@ -42,21 +42,36 @@ def seeded_global(seed: int, purpose: str, client: int = -1, round_number: int =
 
     Initialisers of torch.nn modules and dropout need this, since they take no generator; a user's code may use any.
     """
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    number = seed_for(seed, purpose, client, round_number)
+    with restored_generators():
+        seed_generators(seed, purpose, client, round_number)
+        yield
+
+
+@contextmanager
+def restored_generators() -> Iterator[None]:
+    """Restore the global generators of torch, NumPy and Python after the block."""
     before = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=devices):
-        random.seed(number)
-        np.random.seed(number % 2**32)
-        # torch.manual_seed stores a stack trace for each unused kind of device and never frees it.
-        torch.default_generator.manual_seed(number)
-        if devices:
-            torch.cuda.manual_seed_all(number)
+    with torch.random.fork_rng(devices=_devices()):
         try:
             yield
         finally:
             random.setstate(before[0])
             np.random.set_state(before[1])
+
+
+def seed_generators(seed: int, purpose: str, client: int = -1, round_number: int = -1) -> None:
+    """Seed the global generators of torch, NumPy and Python."""
+    number = seed_for(seed, purpose, client, round_number)
+    random.seed(number)
+    np.random.seed(number % 2**32)
+    # torch.manual_seed stores a stack trace for each unused kind of device and never frees it.
+    torch.default_generator.manual_seed(number)
+    if _devices():
+        torch.cuda.manual_seed_all(number)
+
+
+def _devices() -> list[int]:
+    return list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
 
 
 def cohort_size(clients: int, fraction: float) -> int:

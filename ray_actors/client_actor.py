@@ -10,7 +10,7 @@ import importlib
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -48,12 +48,14 @@ class Environment(NamedTuple):
         node: the id of the node.
         versions: of the software; another one may change results.
         processor: that computes; the last bits of results may depend on it.
+        state_bytes: of a client's private state; 0 for other processes.
     """
 
     process: str
     node: str
     versions: str
     processor: str
+    state_bytes: int = 0
 
 
 def process_name() -> str:
@@ -99,7 +101,7 @@ class ClientActor:
     def prepare(self, setup: Setup) -> Environment:
         """Build the host."""
         self._build(setup)
-        return environment()
+        return environment()._replace(state_bytes=sum(t.nbytes for t in self.host.module.state_dict().values()))
 
     def _build(self, setup: Setup) -> None:
         import torch
@@ -122,8 +124,10 @@ class ClientActor:
         setup: Setup,
         task: ClientTask | EvalRequest,
         groups: Sequence[tuple[int, ...]],
-        positions: Sequence[int],
-        *messages_and_states: Any,
+        received: Mapping[int, int],
+        places: Mapping[int, tuple[int, int]],
+        together: int,
+        *objects: Any,
     ) -> tuple[Any, ...]:
         """Do a task for client groups in turn.
 
@@ -131,30 +135,34 @@ class ClientActor:
             setup: of the host.
             task: see `ClientHost.run`.
             groups: which clients work together; K clients in all.
-            positions: for each of the K clients, the index of its message.
-            messages_and_states: each message once, then the K clients' states; None stands for an initial state.
+            received: by client, the index of its message.
+            places: by client, the index of the list with its state, and the position in it; initial states have none.
+            together: the number of states that are returned as one object.
+            objects: messages and lists of states.
 
         Returns:
             The name of the process, and the outcome by client: a `Failure`, a list of `EvalRow`, or a report and its
-            note on values that are not finite. Then the uplinks as one object. Then, if the task changes states, the K
-            new states.
+            note on values that are not finite. Then the uplinks as one object. Then, if the task changes states, lists
+            of the new states, in the order of the clients.
         """
         from lightning_modules.hosts.client_host import Reply
         from ray_actors.zero_copy import ZeroCopyMessage
 
         self._build(setup)
         clients = [client for group in groups for client in group]
-        messages, states = messages_and_states[: -len(clients)], messages_and_states[-len(clients) :]
-        self.host.states.update((c, state) for c, state in zip(clients, states, strict=True) if state is not None)
+        self.host.states.update({client: objects[at][place] for client, (at, place) in places.items()})
         try:
-            received = {client: messages[at] for client, at in zip(clients, positions, strict=True)}
-            results = self.host.run_groups(task, groups, received)
+            results = self.host.run_groups(task, groups, {client: objects[at] for client, at in received.items()})
         finally:
             for client in clients:
                 self.host.states.pop(client, None)
         replies = {client: result for client, result in results.items() if isinstance(result, Reply)}
         outcomes = {**results, **{client: (reply.report, reply.nonfinite) for client, reply in replies.items()}}
         uplinks = [reply.uplink for reply in replies.values() if reply.uplink is not None]
-        changed = clients if task.changes_state else []
-        new_states = [ZeroCopyMessage(replies[client].state) if client in replies else None for client in changed]
-        return (self._process, outcomes), ZeroCopyMessage(uplinks), *new_states
+        states = [replies[client].state if client in replies else None for client in clients]
+        lists = range(0, len(clients), together) if task.changes_state else ()
+        return (
+            (self._process, outcomes),
+            ZeroCopyMessage(uplinks),
+            *(ZeroCopyMessage(states[first : first + together]) for first in lists),
+        )

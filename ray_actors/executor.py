@@ -37,8 +37,12 @@ from ray_actors.zero_copy import ZeroCopyMessage
 
 logger = logging.getLogger(__name__)
 DEATHS = exceptions.RayActorError, exceptions.WorkerCrashedError, exceptions.NodeDiedError, exceptions.OutOfMemoryError
-CLIENTS_PER_FETCH = 10
-"""Clients whose private states the driver fetches at a time."""
+OBJECTS_PER_FETCH = 10
+"""Objects with private states that the driver fetches at a time."""
+STATES_BYTES = 2**20
+"""Bytes of states that a call returns as one object, if all clients take part; else one would outlive the others."""
+StateRef = tuple[ObjectRef, int]
+"""An object with a list of states, and the position in it."""
 FETCH_TIMEOUT_S = 30.0
 """Seconds after which an object that cannot be fetched counts as lost."""
 MAX_CALLS_PER_HOST = 8
@@ -100,6 +104,7 @@ class RayExecutor(BaseExecutor[ObjectRef]):
     def __init__(self, prepared: PreparedRun, layout: Layout, pool: ActorPool):
         super().__init__(prepared)
         placement, actors = prepared.settings.placement, len(layout.groups)
+        self._all_take_part = prepared.settings.fraction == 1
         slots = placement.gpus * placement.actors_per_gpu
         if actors < slots and placement.actors is None:
             logger.info(f"{slots} client actors fit on the GPUs; for more than {actors}, lower lockstep_clients")
@@ -113,13 +118,17 @@ class RayExecutor(BaseExecutor[ObjectRef]):
         self._ended = set[str]()
         self._nodes: dict[int, str] = {}
         self._due: dict[ObjectRef, int] = {}
-        self.states: dict[int, ObjectRef] = {}
+        self.states: dict[int, StateRef] = {}
+        self._together = 1
+        """The number of states in an object."""
 
     def start(self) -> None:
         """Build the hosts on their actors, and wait until they are ready; the server is built by its first call."""
         self.states = {}
         self.server.state = ServerState(0)
         environments = self._prepare()
+        if self._all_take_part:
+            self._together = max(1, STATES_BYTES // max(1, environments[0].state_bytes))
         mine = environment()
         gpu = environments[0].processor if self.layout.gpus else mine.processor  # the driver may have none
         for number, theirs in enumerate(environments):
@@ -171,7 +180,7 @@ class RayExecutor(BaseExecutor[ObjectRef]):
         self._log_places(self._prepare())
         try:
             # The locations that Ray reports are not enough: it may give an object up that has another copy.
-            for ref in (*self.states.values(), *self.server.state.ref):
+            for ref in {*(ref for ref, _ in self.states.values()), *self.server.state.ref}:
                 ray.get(ref, timeout=FETCH_TIMEOUT_S)
         except (exceptions.ObjectLostError, exceptions.GetTimeoutError):
             self.states, self.server.state = {}, ServerState(0)
@@ -189,10 +198,10 @@ class RayExecutor(BaseExecutor[ObjectRef]):
         outcomes = {client: found for call in calls for client, found in call.outcomes.items()}
         self.failure_policy.record_kept({client: words for client, (_, words) in outcomes.items() if words})
         states = {
-            client: ref
+            client: (call.refs[2 + at // self._together], at % self._together)
             for call in calls
-            for client, ref in zip(call.clients, call.refs[2:], strict=task.changes_state)
-            if client in call.outcomes
+            for at, client in enumerate(call.clients)
+            if task.changes_state and client in call.outcomes
         }
         reports = tuple(outcomes[client][0] for client in sorted(outcomes))
         return Trained([call.refs[1] for call in calls], reports, states)
@@ -242,16 +251,16 @@ class RayExecutor(BaseExecutor[ObjectRef]):
         return finished
 
     def _submit(self, call: HostCall, task: ClientTask | EvalRequest, messages: Mapping[int, ObjectRef | None]) -> None:
-        clients = call.clients
-        unique = dict.fromkeys(messages[client] for client in clients)  # a host unpacks each message once
-        order = {ref: at for at, ref in enumerate(unique)}
-        positions = [order[messages[client]] for client in clients]
-        states = [self.states.get(client) for client in clients]
+        states = {client: self.states[client] for client in call.clients if client in self.states}
+        sent = [*(messages[client] for client in call.clients), *(ref for ref, _ in states.values())]
+        order = {ref: at for at, ref in enumerate(dict.fromkeys(sent))}  # an actor unpacks each object once
         method = self.actors[call.host].run.options(
-            num_returns=2 + task.changes_state * len(clients),
+            num_returns=2 + task.changes_state * -(-len(call.clients) // self._together),
             max_task_retries=0 if call.alone or self.on_error.rule != "retry" else self.on_error.tries,
         )
-        call.refs = method.remote(self._setups[call.host], task, call.groups, positions, *unique, *states)
+        received = {client: order[messages[client]] for client in call.clients}
+        places = {client: (order[ref], at) for client, (ref, at) in states.items()}
+        call.refs = method.remote(self._setups[call.host], task, call.groups, received, places, self._together, *order)
 
     def _finish(self, call: HostCall, task: ClientTask | EvalRequest) -> list[HostCall]:
         """Wait for a call and store its outcomes; returns the calls to repeat."""
@@ -398,16 +407,18 @@ class RayExecutor(BaseExecutor[ObjectRef]):
         stored = self._fetched(self.states)
         yield from (next(stored) if client in self.states else (client, initial[client]) for client in clients)
 
-    def _fetched(self, states: Mapping[int, ObjectRef]) -> Iterator[tuple[int, Tensors]]:
-        clients = sorted(states)
-        for first in range(0, len(clients), CLIENTS_PER_FETCH):
-            some = clients[first : first + CLIENTS_PER_FETCH]
-            yield from zip(some, self._fetch([states[client] for client in some]), strict=True)
+    def _fetched(self, states: Mapping[int, StateRef]) -> Iterator[tuple[int, Tensors]]:
+        clients, size = sorted(states), OBJECTS_PER_FETCH * self._together
+        for first in range(0, len(clients), size):
+            some = {client: states[client] for client in clients[first : first + size]}
+            refs = [*dict.fromkeys(ref for ref, _ in some.values())]
+            found = dict(zip(refs, self._fetch(refs), strict=True))
+            yield from ((client, found[ref][at]) for client, (ref, at) in some.items())
 
     def restore(self, server: object, clients: Iterable[tuple[int, Tensors]]) -> None:
         """Load the states of a checkpoint."""
         self._change_server("restore", ray.put(ZeroCopyMessage(server)))
-        self.states = {client: ray.put(ZeroCopyMessage(state)) for client, state in clients}
+        self.states = {client: (ray.put(ZeroCopyMessage([state])), 0) for client, state in clients}
 
     def _get(self, ref: ObjectRef, placed: bool = False) -> Any:
         """Wait for an object and return it; meanwhile, report the clients whose calls finish.

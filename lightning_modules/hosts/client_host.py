@@ -27,7 +27,7 @@ from pflsim.engine.execution import AdaptTask, ClientTask, EvalRequest, Finetune
 from pflsim.errors import ClientError, client_errors
 from pflsim.messages import Message, Uplink, payload_bytes
 from pflsim.params import load, snapshot
-from pflsim.seeding import seeded_global, torch_generator
+from pflsim.seeding import restored_generators, seed_generators, torch_generator
 from pflsim.types import EvalRow, Tensors, TrainReport
 
 
@@ -91,6 +91,7 @@ class ClientHost:
         """The newest message, and its copy on the device."""
         self.locksteps = {variant: Lockstep(module) for variant, module in self.modules.items()}
 
+    @restored_generators()
     def run_groups(
         self, task: ClientTask | EvalRequest, groups: Sequence[tuple[int, ...]], messages: Mapping[int, Message | None]
     ) -> dict[int, Any]:
@@ -182,9 +183,9 @@ class ClientHost:
         with (
             client_errors(first, task.round_number, phase, clients),
             torch_threads(self.factory.threads),
-            seeded_global(self.factory.seed, "lockstep", first, task.round_number),
             self._unchanged_attributes(first, task.round_number, buffers=False),  # lockstep replaces buffers
         ):
+            seed_generators(self.factory.seed, "lockstep", first, task.round_number)
             self.locksteps[self.factory.variant_of(first)].train(list(trainings.values()))
         for client, training in trainings.items():
             with self._client(task, client, "reply", "reply", training.values) as own:
@@ -287,8 +288,8 @@ class ClientHost:
         with (
             client_errors(client, task.round_number, phase or task.name),
             torch_threads(self.factory.threads),
-            seeded_global(self.factory.seed, stream, client, task.round_number),
         ):
+            seed_generators(self.factory.seed, stream, client, task.round_number)
             if values is None:
                 self.module = self.modules[self.factory.variant_of(client)]
                 self.module.clear_anchors()
