@@ -200,6 +200,13 @@ class ClientModule(LightningModule):
         """
         return Uplink(weights=self.shared_tensors(), client=shard.client, num_examples=shard.num_examples)
 
+    def survey(self, shard: Shard) -> Uplink:
+        """Return the reply outside of local training: in the initial round, and before rounds with a survey.
+
+        All changes are discarded afterwards. Default: `reply`.
+        """
+        return self.reply(shard)
+
     def before_evaluation(self, shard: Shard) -> None:
         """Adapt the personal model before it is evaluated.
 

@@ -13,7 +13,9 @@ from lightning_modules.nets.net import evaluating
 from pflsim.data.federated import Examples
 from pflsim.tasks.task import Criterion, cross_entropy
 
-__all__ = ["alignment", "cross_entropy", "inner_product", "mean_loss", "proximal"]
+__all__ = ["alignment", "cross_entropy", "inner_product", "maximum_mean_discrepancy", "mean_loss", "proximal"]
+KERNEL_VARIANCES = (10, 15, 20, 50)
+"""Variances σ of the Gaussian kernels of `maximum_mean_discrepancy`; those of FedCP's program."""
 
 
 def proximal(pairs: Iterable[tuple[Tensor, Tensor]], coefficient: float) -> Float[Tensor, ""]:
@@ -57,6 +59,19 @@ def alignment(
     """
     targets = torch.where(held[labels][:, None], means[labels], features.detach())
     return (features - targets).square().mean()
+
+
+def maximum_mean_discrepancy(x: Float[Tensor, "B D"], y: Float[Tensor, "B D"]) -> Float[Tensor, ""]:
+    """Return 1/B² · Σ_ab K(x_a, x_b) + K(y_a, y_b) − 2·K(x_a, y_b), the squared distance of two samples (FedCP).
+
+    K(a, b) = Σ_σ exp(−‖a − b‖²/(2σ)) with σ in `KERNEL_VARIANCES`.
+    """
+
+    def kernel(a: Tensor, b: Tensor) -> Tensor:
+        squares = a.square().sum(1)[:, None] + b.square().sum(1) - 2 * a @ b.T
+        return torch.stack([torch.exp(squares / (-2 * variance)) for variance in KERNEL_VARIANCES]).sum(0)
+
+    return (kernel(x, x) + kernel(y, y) - 2 * kernel(x, y)).mean()
 
 
 def mean_loss(net: nn.Module, examples: Examples, criterion: Criterion | None = None) -> float:

@@ -168,6 +168,7 @@ def _plan(
             "settings": fixed_settings(settings),
         },
         initial_round=rule.initial_round,
+        surveys=frozenset(t for t in range(1, settings.rounds + 1) if rule.surveys(t, settings.rounds)),
         units=tuple(u.name for u in module.layout(rule.unit)),
         newcomers=tuple(range(clients, settings.clients)),
         absentees=faults("dropout", settings.faults.dropout),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
@@ -28,15 +28,24 @@ def class_means(features: Callable[[Tensor], Tensor], examples: Examples, num_cl
         Means [C, D] in the features' dtype, summed in float64, and counts [C]. A class without examples has count 0.
     """
     counts = torch.bincount(examples.y, minlength=num_classes)
-    with torch.no_grad():
-        stack = torch.cat([features(inputs).flatten(1) for inputs, _ in examples.in_turn()])
-    sums = _class_sums(stack.double(), examples.y, num_classes)
-    means = sums / counts.clamp(min=1)[:, None]
+    stack = all_features(features, examples)
+    means = class_sums(stack.double(), examples.y, num_classes) / counts.clamp(min=1)[:, None]
     return Prototypes(means.to(stack.dtype).cpu(), counts.cpu())
 
 
-def _class_sums(features: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    """Return the sum of the features of each class, [C, D]."""
+def all_features(features: Callable[[Tensor], Tensor], examples: Examples) -> Float[Tensor, "n D"]:
+    """Compute the features of all examples in one pass without gradients.
+
+    Args:
+        features: see `class_means`.
+        examples: in their stored order.
+    """
+    with torch.no_grad():
+        return torch.cat([features(inputs).flatten(1) for inputs, _ in examples.in_turn()])
+
+
+def class_sums(features: Float[Tensor, "n D"], labels: Int[Tensor, " n"], num_classes: int) -> Float[Tensor, "C D"]:
+    """Return the sum of the features of each class."""
     if features.is_cuda:  # additions into one row are in random order there, and rounded differently each time
         return functional.one_hot(labels, num_classes).to(features.dtype).T @ features
     return features.new_zeros(num_classes, features.shape[1]).index_add_(0, labels, features)

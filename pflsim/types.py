@@ -140,6 +140,17 @@ class NewcomerRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes sent by clients (up) and to clients (down)."""
+
+    up_bytes: int = 0
+    down_bytes: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(self.up_bytes + other.up_bytes, self.down_bytes + other.down_bytes)
+
+
+@dataclass(frozen=True, slots=True)
 class RoundRecord:
     """The results of one round. `round` counts from 1; 0 is the initial round."""
 
@@ -158,3 +169,5 @@ class RoundRecord:
     """Matrices, in the rounds that compute them."""
     pooled: Mapping[tuple[str, str, str], Mapping[str, float]] = field(default_factory=dict)
     """Metrics over the examples of all clients together, by model, split and phase."""
+    surveyed: Mapping[int, Traffic] = field(default_factory=dict)
+    """Bytes of a survey before the round, by client."""

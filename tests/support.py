@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 
 import pflsim
 from lightning_modules.base import ClientModule
+from lightning_modules.contract.checks import survey
 from lightning_modules.export import export_program
 from lightning_modules.hosts.client_factory import ClientFactory
 from lightning_modules.hosts.inline import InlineExecutor
@@ -43,6 +44,8 @@ from pflsim.types import ClientInfo, NewcomerRecord, RoundRecord
 
 METHODS = sorted(path.stem for path in (CONFIGS / "method").glob("*.yaml") if not path.stem.endswith("_lora"))
 """All method files, found on disk; those that need adapters have the contract in tests/methods/test_lora.py."""
+STACKED = [method for method in METHODS if method != "floco"]
+"""Those that train in lockstep."""
 IN_BOTH_TIERS = {"fedalp", "fedavg", "fedfcd", "pfedcfr", "pfedla", "pfedpm"}
 
 
@@ -159,10 +162,11 @@ def world(
     return World(data, rows, made, rule, federation)
 
 
-def rounds(executor: Executor[Any], count: int, clients: int, fraction: float = 1.0) -> list[Any]:
+def rounds(executor: Any, count: int, clients: int, fraction: float = 1.0) -> list[Any]:
     """Run rounds by hand; returns the training reports."""
     reports = []
     for t in range(1, count + 1):
+        survey(executor, t)
         sent = executor.send(cohort(0, t, clients, fraction))
         trained = executor.run(TrainTask(t), sent)
         executor.fuse(trained)

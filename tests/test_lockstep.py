@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import IN_BOTH_TIERS, KINDS, METHODS, FxProgram, Records, prepared, same, slow_except, states
+from support import IN_BOTH_TIERS, KINDS, STACKED, FxProgram, Records, prepared, same, slow_except, states
 
 from lightning_modules import loop
 from lightning_modules.base import ClientModule
@@ -72,7 +72,7 @@ def assert_equal_to_the_loop(folder: Path, *overrides: str, together: int = 3) -
 
 
 @pytest.mark.parametrize(
-    ("method", "together"), slow_except(product(IN_BOTH_TIERS, [3]), [*product(METHODS, [3]), *product(KINDS, [1])])
+    ("method", "together"), slow_except(product(IN_BOTH_TIERS, [3]), [*product(STACKED, [3]), *product(KINDS, [1])])
 )
 def test_equal_to_the_loop(method: str, together: int, double: None, tmp_path: Path) -> None:
     """Ragged shards, changing cohorts, last batches of other sizes; float64, so that only rounding may differ."""
@@ -141,9 +141,10 @@ def test_architectures_are_stacked_apart(double: None, tmp_path: Path) -> None:
 
 def test_methods_that_cannot() -> None:
     hessian = ["method=per_fedavg", "method.variant=hf"]
-    with pytest.raises(SettingsError, match="lockstep=true: per_fedavg"):
-        prepared(*hessian, "lockstep=true")
-    assert prepared(*hessian).factory.stacks == ()
+    for settings in (hessian, ["method=fedcp", "method.gumbel=true"], ["method=floco"]):
+        with pytest.raises(SettingsError, match=f"lockstep=true: {settings[0].removeprefix('method=')}"):
+            prepared(*settings, "lockstep=true")
+        assert prepared(*settings).factory.stacks == ()
 
 
 def test_convolutions_on_a_cpu_are_stacks_of_one() -> None:

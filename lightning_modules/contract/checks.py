@@ -18,11 +18,11 @@ import torch
 from lightning import Trainer
 
 from lightning_modules.base import ClientModule
+from lightning_modules.hosts.base_executor import BaseExecutor, PreparedRun
 from lightning_modules.hosts.client_host import ClientHost
 from lightning_modules.hosts.devices import torch_threads
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.loop import epoch_orders, train
-from lightning_modules.prepare import PreparedRun
 from pflsim.data.federated import Examples
 from pflsim.engine.execution import EvalRequest, Executor, FinetuneTask, ReplyTask, Sent, TrainTask
 from pflsim.messages import Message, payload_bytes
@@ -72,10 +72,18 @@ def start(executor: Executor[Any], made: PreparedRun) -> None:
         executor.fuse(executor.run(ReplyTask(), Sent.nothing(clients)))
 
 
-def rounds(executor: Executor[Any], numbers: Iterable[int], cohort: Iterable[int] = range(CLIENTS)) -> list[Any]:
+def survey(executor: BaseExecutor[Any], t: int) -> None:
+    """Survey all clients, if the method does so before round t."""
+    rule, federation, *_ = executor.server_arguments
+    if rule.surveys(t, federation.rounds):
+        executor.fuse(executor.run(ReplyTask(t), executor.send([info.id for info in federation.clients])))
+
+
+def rounds(executor: BaseExecutor[Any], numbers: Iterable[int], cohort: Iterable[int] = range(CLIENTS)) -> list[Any]:
     """Run rounds with a cohort; returns the reports of the clients."""
     reports: list[TrainReport] = []
     for t in numbers:
+        survey(executor, t)
         trained = executor.run(TrainTask(t), executor.send([*cohort]))
         executor.fuse(trained)
         reports.extend(trained.reports)

@@ -93,7 +93,7 @@ class BaseExecutor(Executor[Handle], ABC):
 
     def fuse(self, trained: Trained[Handle], matrices: bool = False) -> RoundDiagnostics:
         """Have the server fuse the uplinks, and store the clients' new states."""
-        before = self.server.state, dict(self.states)
+        before = self._before or (self.server.state, dict(self.states))
         diagnostics = self._fuse(trained, matrices)
         self.store(trained)
         self._before = before
@@ -101,11 +101,11 @@ class BaseExecutor(Executor[Handle], ABC):
 
     def store(self, trained: Trained[Handle]) -> None:
         """Store the clients' new states without a fusion."""
-        self._before = self.server.state, dict(self.states)
+        self._before = self._before or (self.server.state, dict(self.states))
         self.states.update(trained.states)
 
     def rollback(self) -> None:
-        """Restore the states before the last `fuse` or `store`, unless it was committed."""
+        """Restore the states before the first `fuse` or `store` that was not committed."""
         if self._before is not None:
             self.server.state, states = self._before
             self.states.clear()
@@ -113,7 +113,7 @@ class BaseExecutor(Executor[Handle], ABC):
             self._before = None
 
     def commit(self) -> None:
-        """Drop the states before the last `fuse` or `store`."""
+        """Drop the states to which `rollback` returns."""
         self._before = None
 
     def evaluate(self, request: EvalRequest, sent: Sent[Handle] | None = None) -> list[EvalRow]:

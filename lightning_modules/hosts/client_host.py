@@ -156,11 +156,11 @@ class ClientHost:
             reply = self._replied(own, *train(self.module, examples, self._order(task, client), work))
         return replace(reply, report=replace(reply.report, seconds=time.perf_counter() - start))
 
-    def _replied(self, own: Shard, steps: int, losses: Mapping[str, float]) -> Reply:
-        """Have the module reply after this number of mini-batches with these mean losses."""
+    def _replied(self, own: Shard, steps: int, losses: Mapping[str, float], survey: bool = False) -> Reply:
+        """Have the module reply after this number of mini-batches with these mean losses, or to a survey."""
         self.module.eval()
         self.module.steps_taken = steps
-        uplink = self.module.reply(own)
+        uplink = self.module.survey(own) if survey else self.module.reply(own)
         gpu_bytes = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
         report = TrainReport(own.client, own.num_examples, steps, losses, payload_bytes(uplink), gpu_bytes=gpu_bytes)
         return Reply(report, uplink, snapshot(self.module.state_dict()), nonfinite(uplink, losses))
@@ -211,7 +211,9 @@ class ClientHost:
 
     def _reply(self, task: ReplyTask, client: int, message: Message | None) -> Reply:
         with self._client(task, client, "open") as own:
-            return replace(self._replied(own, 0, {}), state=None)
+            if message is not None:
+                self._receive(own, message)
+            return replace(self._replied(own, 0, {}, survey=True), state=None)
 
     def _adapt(self, task: AdaptTask, client: int, message: Message | None) -> Reply:
         with self.module_for(task.request, client, message) as module:

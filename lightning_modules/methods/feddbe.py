@@ -10,6 +10,7 @@ from lightning_modules.base import Batch, ClientModule, Terms
 from lightning_modules.loop import train_phase
 from lightning_modules.nets.net import Net
 from lightning_modules.phases import Phase, Schedule
+from lightning_modules.prototypes import all_features
 from lightning_modules.training import Training
 from pflsim.config.validate import Bounds, non_negative
 from pflsim.data.federated import Shard
@@ -81,13 +82,10 @@ class FedDBE(ClientModule):
             stored["running"].copy_(mean.detach())
         return terms
 
-    def reply(self, shard: Shard) -> Uplink:
-        """Return the shared tensors, or in the initial round the mean feature of the training examples."""
-        if self.round_number:
-            return super().reply(shard)
+    def survey(self, shard: Shard) -> Uplink:
+        """Return the mean feature of the training examples after a training of the net."""
         train_phase(self, Phase(), shard.train)
-        with torch.no_grad():
-            features = torch.cat([self.net.body(inputs).flatten(1) for inputs, _ in shard.train.in_turn()])
+        features = all_features(self.net.body, shard.train)
         mean = features.double().mean(0).to(features.dtype)
         return Uplink(extra=snapshot({MEAN: mean}), client=shard.client, num_examples=shard.num_examples)
 

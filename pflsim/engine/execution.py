@@ -82,9 +82,9 @@ class TrainTask:
 
 @dataclass(frozen=True, slots=True)
 class ReplyTask:
-    """Reply with the initial state, without a downlink or training (round 0)."""
+    """Reply outside of local training: with the initial state in round 0, or to the survey before a later round."""
 
-    name: ClassVar[str] = "initial round"
+    name: ClassVar[str] = "reply"
     changes_state: ClassVar[bool] = False
     round_number: int = 0
 
@@ -217,10 +217,10 @@ class Executor(Protocol[Handle]):
         """Store the clients' new states without a fusion."""
 
     def rollback(self) -> None:
-        """Restore the states before the last `fuse` or `store`, unless it was committed."""
+        """Restore the states before the first `fuse` or `store` that was not committed."""
 
     def commit(self) -> None:
-        """Drop the states before the last `fuse` or `store`."""
+        """Drop the states to which `rollback` returns."""
 
     def evaluate(self, request: EvalRequest, sent: Sent[Handle] | None = None) -> list[EvalRow]:
         """Evaluate a model; returns no rows if the method has no global model and the request asks for it.

@@ -23,6 +23,7 @@ class RunPlan:
         settings: of the run.
         splits: the splits to evaluate: test, and val if there is one.
         initial_round: all clients reply once before round 1.
+        surveys: rounds before which all clients reply once more.
         header: metadata of the run for checkpoints.
         units: names of the fusion units in their order, for the trace.
         newcomers: clients that join after the last round.
@@ -37,6 +38,7 @@ class RunPlan:
     settings: Settings = field(default_factory=Settings)
     splits: tuple[Split, ...] = ("test",)
     initial_round: bool = False
+    surveys: frozenset[int] = frozenset()
     header: Mapping[str, Any] = field(default_factory=dict)
     units: tuple[str, ...] = ()
     newcomers: tuple[int, ...] = ()

@@ -101,6 +101,8 @@ class Recovery(Generic[Handle]):
         if round_number == 0:
             trained = executor.run(ReplyTask(), Sent.nothing(replied))
         else:
+            if round_number in plan.surveys:
+                executor.fuse(executor.run(ReplyTask(round_number), executor.send(tuple(range(plan.clients)))))
             sent = executor.send(cohort).without(not_sent)
             trained = executor.run(TrainTask(round_number, plan.work(round_number)), sent)
         if other := {report.client for report in trained.reports}.symmetric_difference(replied):

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from pflsim.records.evaluation import grouped, validation_score
 from pflsim.records.history import stalled_since
 from pflsim.records.trace import write_trace
 from pflsim.seeding import evaluated
-from pflsim.types import EvalPhase, EvalRow, Fault, ModelKind, NewcomerRecord, RoundRecord
+from pflsim.types import EvalPhase, EvalRow, Fault, ModelKind, NewcomerRecord, RoundRecord, Traffic
 
 logger = logging.getLogger(__name__)
 Handle = TypeVar("Handle")
@@ -128,6 +128,7 @@ class Simulation(Generic[Handle]):
         """Train the cohort, fuse its uplinks, and evaluate."""
         plan, executor, seconds = self.plan, self.executor, dict[str, float]()
         phase = partial(self._phase, round_number, seconds)
+        surveyed = self._survey(round_number, phase) if round_number in plan.surveys else {}
         cohort, absent, slow = plan.cohorts[round_number - 1], plan.absent(round_number), plan.slow(round_number)
         with self.interrupts.abandonable():
             with phase("downlink"):
@@ -151,7 +152,21 @@ class Simulation(Generic[Handle]):
         reported = [row for row in rows if (row.model, row.split, row.phase) == plan.meta.reported]
         confusion = mean_confusion(reported, plan.meta.classes)
         drift, matrices = diagnostics.drift, (*diagnostics.matrices, *([confusion] if confusion else []))
-        return RoundRecord(round_number, cohort, reports, down_bytes, rows, seconds, faults, drift, matrices, pooled)
+        return RoundRecord(
+            round_number, cohort, reports, down_bytes, rows, seconds, faults, drift, matrices, pooled, surveyed
+        )
+
+    def _survey(self, round_number: int, phase: Callable[..., AbstractContextManager[None]]) -> dict[int, Traffic]:
+        """Fuse the replies of all clients to their downlinks before a round; returns the traffic of each client."""
+        executor, clients = self.executor, tuple(range(self.plan.clients))
+        with phase("survey", len(clients)):
+            with self.interrupts.abandonable():
+                sent = executor.send(clients)
+                replied = executor.run(ReplyTask(round_number), sent)
+            executor.fuse(replied)
+            self._ahead = True
+        up = {report.client: report.up_bytes for report in replied.reports}
+        return {client: Traffic(up.get(client, 0), sent.down_bytes[client]) for client in clients}
 
     def _initial_round(self) -> RoundRecord:
         """Fuse the replies of all clients before any training (round 0)."""

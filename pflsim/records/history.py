@@ -11,27 +11,17 @@ from typing import Any, NotRequired, cast, get_args
 
 from pflsim.records.evaluation import Evaluation, Measures, Scope, evaluations_by_scope, mean_losses
 from pflsim.records.files import keys, valid
-from pflsim.types import EvalPhase, Fault, ModelKind, RoundRecord, Split
+from pflsim.types import EvalPhase, Fault, ModelKind, RoundRecord, Split, Traffic
 
 METRICS = "metrics.jsonl"
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """Bytes sent by clients (up) and to clients (down)."""
-
-    up_bytes: int = 0
-    down_bytes: int = 0
-
-    def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(self.up_bytes + other.up_bytes, self.down_bytes + other.down_bytes)
 
 
 def client_traffic(record: RoundRecord) -> dict[int, Traffic]:
     """Return each client's traffic in a round, by ascending id. Clients without traffic are left out."""
     up, down = {report.client: report.up_bytes for report in record.reports}, record.down_bytes
-    traffic = {client: Traffic(up.get(client, 0), down.get(client, 0)) for client in sorted({*up, *down})}
-    return {client: both for client, both in traffic.items() if both != Traffic()}
+    clients, none = sorted({*up, *down, *record.surveyed}), Traffic()
+    traffic = {c: Traffic(up.get(c, 0), down.get(c, 0)) + record.surveyed.get(c, none) for c in clients}
+    return {client: both for client, both in traffic.items() if both != none}
 
 
 @dataclass(frozen=True, slots=True)

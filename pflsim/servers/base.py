@@ -67,6 +67,13 @@ class ServerRule(ABC, Generic[State]):
         """Return whether all clients take part in this round, whatever `fraction` is. Must not depend on the state."""
         return False
 
+    def surveys(self, round_number: int, rounds: int) -> bool:
+        """Return whether all clients reply once more before this round. Must not depend on the state.
+
+        They receive their downlinks, and what they do for the reply is discarded. The rule fuses the replies.
+        """
+        return False
+
     @abstractmethod
     def init(self, federation: Federation) -> State:
         """Return the state before round 1.
@@ -98,8 +105,8 @@ class ServerRule(ABC, Generic[State]):
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
         """Return the state after a round.
 
-        Called once for every round, and for the initial round. Clients of the round may be missing. Without uplinks the
-        models stay as they are, but counters of rounds advance.
+        Called once for every round, for the initial round and for surveys. Clients of the round may be missing. Without
+        uplinks the models stay as they are, but counters of rounds advance.
 
         Args:
             state: the state before the round; must not be modified.

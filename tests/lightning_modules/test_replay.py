@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import METHODS, PLAIN_SGD, Records, prepared, slow_except, states
+from support import PLAIN_SGD, STACKED, Records, prepared, slow_except, states
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -88,7 +88,7 @@ def refused(method: str, setting: str) -> bool:
     slow_except(
         [("fedavg", CNN), ("fedrep", MOMENTUM), ("gpfl", MLP)],
         [
-            *product(METHODS, [MLP]),
+            *product(STACKED, [MLP]),
             *product(["ditto", "fedrep", "per_fedavg", "pfedme"], [MOMENTUM]),
             *product(["fedavg", "fedfomo", "fedrep", "r_pfedpm"], [CNN]),
         ],

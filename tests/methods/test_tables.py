@@ -44,6 +44,7 @@ TABLE: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "fedavg": ("global trained", NET, NET, {}),
     "fedbabu": ("personal received", BODY, BODY, {"finetune_epochs": 5, "finetune": "both"}),
     "fedbn": ("personal received", NET, NET, {}),
+    "fedcp": (*("personal received", *[f"global_head {BODY} policy"] * 2), {"lam": 5.0, "gumbel": False}),
     "feddbe": (
         *("personal received", f"extra/mean_features {NET}", NET),
         {"kappa": 50.0, "mean_momentum": 1.0, "personal_vector": True},
@@ -58,6 +59,10 @@ TABLE: dict[str, tuple[str, str, str, dict[str, Any]]] = {
         {"baseline": "previous", "models": 5, "epsilon": 0.3, "epsilon_decay": 0.05},
     ),
     "fedgh": ("personal trained", HEAD, MEANS, {"server_lr": 0.01, "server_epochs": 1, "server_batch": 1}),
+    "fedpac": (
+        *("personal received", f"{NET} {MEANS}", f"extra/weighted_means {NET} number/variance {MEANS}"),
+        {"lam": 1.0, "head_epochs": 1, "head_lr": 0.1, "min_weight": 0.001},
+    ),
     "fedper": ("personal trained", BODY, BODY, {"base": "body"}),
     "fedproto": ("personal received", MEANS, MEANS, {"lam": 1.0, "predict": "prototype"}),
     "fedprox": ("global trained", NET, NET, {"mu": 0.001}),
@@ -65,6 +70,10 @@ TABLE: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "fedrod": ("personal trained", NET, NET, {}),
     "fedtgp": ("personal received", MEANS, MEANS, {"lam": 1.0, "predict": "prototype", "server_lr": 0.01, **TGP}),
     "fesem": ("personal received", NET, NET, {"groups": 3}),
+    "floco": (
+        *("personal received", f"extra/alpha {NET}", NET),
+        {"endpoints": 10, "rho": 0.1, "sampling": "simplex", "warmup": 0.5},
+    ),
     "gpfl": ("personal trained", f"embeddings {BODY} valve", f"embeddings {BODY} valve", {"lam": 0.01, "mu": 0.1}),
     "heurpfedla": ("personal received", BODY, NET, {"k": 1, **LA}),
     "ifca": ("personal received", "extra/model", f"{NET} number/cluster", {"groups": 3}),
@@ -74,6 +83,10 @@ TABLE: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "moon": ("global trained", NET, NET, {"mu": 1.0, "temperature": 0.5}),
     "per_fedavg": ("personal received", NET, NET, {"alpha": None, "variant": "fo", "delta": 0.001}),
     "pfedcfr": ("personal trained", NET, NET, {"lam": 1.0, "mu": 0.001, "r": "body", "unit": "module", **AMP}),
+    "pfedfda": (
+        *("personal received", *[f"extra/class_means extra/covariance {BODY}"] * 2),
+        {"single_beta": False, "min_count": 2, "cov_ridge": 0.0001, "full_last_round": False},
+    ),
     "pfedhn": ("personal received", NET, NET, HN),
     "pfedla": ("personal received", NET, NET, {"k": 0, **LA}),
     "pfedme": (
@@ -87,6 +100,7 @@ TABLE: dict[str, tuple[str, str, str, dict[str, Any]]] = {
 OF_SEVERAL_SHAPES = {"fedfcd", "fedgh", "fedproto", "fedtgp", "lg_fedavg", "local", "pfedpm", "r_pfedpm"}
 """Methods for clients with models of their own."""
 NO_GLOBAL = {"fedfcd", "fedfomo", "fedgh", "fedproto", "fedtgp", "fesem", "gpfl", "heurpfedla", "ifca", "local"}
+NO_GLOBAL |= {"fedcp", "fedpac", "pfedfda"}
 NO_GLOBAL |= {"pfedhn", "pfedla", "pfedpm", "r_pfedpm"}
 """Methods without a model for all clients."""
 
@@ -144,22 +158,26 @@ fedala: p=-1 p=3 share=0 share=1.5 eta=-1 threshold=0
 fedalp: groups=0 groups=5 beta=-0.1 beta=1.5 beta=nan warmup=0 warmup=1 warmup=nan
 fedas: align_epochs=-1 align_lr=0
 fedbabu: finetune_epochs=-1 finetune=tail
+fedcp: lam=-1
 feddbe: kappa=-1 mean_momentum=0 mean_momentum=1.5
 feddyn: alpha=0 alpha=-1 alpha=41
 fedfcd: lam=-1 server_lr=0 server_epochs=0 server_batch=0 alternate=step prototype_weighting=all
 fedfomo: models=0 epsilon=1.5 epsilon_decay=-0.1
 fedgh: server_lr=0 server_epochs=0 server_batch=0
+fedpac: lam=-1 head_epochs=0 head_lr=0 min_weight=1 min_weight=-0.1
 fedper: base=3 base=-1 base=1.5 base=tail
 fedproto: lam=-1 predict=nearest
 fedrep: head_epochs=0 body_epochs=0 body_epochs=-1
 fedtgp: max_margin=-1 server_lr=0 server_epochs=0 server_batch=0 server_hidden=0
 fesem: groups=0 groups=-1 groups=5
+floco: endpoints=0 rho=-0.1 sampling=l2 warmup=-0.1 warmup=1.5
 gpfl: lam=-1 mu=-1
 ifca: groups=0
 l2gd: lam=-1 p=1 p=-0.1 p=nan
 moon: mu=-0.1 temperature=0
 per_fedavg: alpha=-0.1 delta=0 delta=9e-7
 pfedcfr: r=3 r=-1 r=1.5 r=tail
+pfedfda: min_count=0 cov_ridge=-1
 pfedhn: embedding=0 hidden=[5,0] hn_lr=-1 hn_lr=nan hn_momentum=-0.5 hn_momentum=1 hn_weight_decay=-0.1
 pfedla: k=3 k=-1 hn_lr=-0.1 hn_lr=nan embedding=0 hidden=[5,0]
 pfedme: lam=0 lam=-1 lam=1e6 inner_steps=0 personal_lr=0 personal_lr=0.5 beta=0

@@ -18,6 +18,7 @@ from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.fedfcd import FedFCD
 from lightning_modules.methods.fedfomo import FedFomo
 from lightning_modules.methods.fesem import FeSEM
+from lightning_modules.methods.floco import Floco
 from lightning_modules.methods.l2gd import L2GD
 from lightning_modules.methods.pfedcfr import PFedCFR
 from lightning_modules.training import Training
@@ -29,6 +30,7 @@ from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.fedfcd import FedFCD as FedFCDServer
 from pflsim.servers.fedfomo import FedFomo as FedFomoServer
 from pflsim.servers.fesem import FeSEM as FeSEMServer
+from pflsim.servers.floco import Floco as FlocoServer
 from pflsim.servers.l2gd import L2GD as L2GDServer
 from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
 from pflsim.types import RoundRecord
@@ -57,12 +59,14 @@ METHODS: dict[str, Callable[[], World]] = {
         FedFCDServer(feature_alignment=True, decision_fusion=True),
         model=None,
     ),
+    "floco": lambda: five(partial(Floco, endpoints=3), FlocoServer(endpoints=3)),
 }
 
 
 def plan(method: str, **settings: Any) -> RunPlan:
-    """With an initial round, where the method has one."""
-    return planned(PLAN, newcomers=(4,), initial_round=method == "fedfcd", **settings)
+    """With an initial round, or a survey before round 3, where the method has one."""
+    surveys = frozenset({3}) if method == "floco" else frozenset()
+    return planned(PLAN, newcomers=(4,), initial_round=method == "fedfcd", surveys=surveys, **settings)
 
 
 EVERY = {"no checkpoint": 0, "one in between": 2}
@@ -177,6 +181,17 @@ def test_the_initial_round(loss: Loss, keeps: bool, straight: Any, tmp_path: Pat
     assert [record.round for record in found.listener.records] == [0, 1, 2, 3, 4, 5]
     again = (0, "again", 4) in found.listener.phases
     assert again == (loss.call == "send" and not keeps)
+
+
+SURVEYS = [Loss("open"), Loss("open", after=True), Loss("fuse", 3), Loss("fuse", 3, after=True), Loss("train", 3)]
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("loss", [*SURVEYS, Loss("fuse", 4), Loss("train", 4)])
+def test_a_survey(loss: Loss, keeps: bool, straight: Any, tmp_path: Path) -> None:
+    """Broken off before, within and after it, and in a later round."""
+    made, drawn, before = straight("floco", 0)
+    assert_same(go(made, drawn, tmp_path, [replace(loss, keeps=keeps)]), before)
 
 
 # A session that goes on from a checkpoint -----------------------------------------------------------------------------
