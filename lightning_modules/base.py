@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import update_bn
 
-from lightning_modules.anchor import Anchor
+from lightning_modules.anchor import Anchor, NamedTensors
 from lightning_modules.losses import mean_loss
 from lightning_modules.nets.frozen import Frozen
 from lightning_modules.nets.net import Net, evaluating
 from lightning_modules.optimizers import KeptOptimizers, OptimizerChoice
-from lightning_modules.phases import Phase, Schedule, Stage, stages
+from lightning_modules.phases import Phase, Schedule, Stage, masked, stages
 from lightning_modules.training import Training
 from pflsim.data.federated import Examples, Shard
 from pflsim.errors import SettingsError
@@ -47,12 +47,14 @@ class Step:
         parameters: the parameters that it trains.
         optimizer: over these parameters.
         prefix: of its loss terms in the log; the phase's name where the schedule has several phases.
+        masks: parameters with their masks, see `Phase.mask`.
     """
 
     phase: Phase
     parameters: Sequence[nn.Parameter]
     optimizer: Optimizer
     prefix: str = ""
+    masks: Sequence[tuple[nn.Parameter, Tensor]] = ()
 
 
 class ClientModule(LightningModule):
@@ -93,6 +95,8 @@ class ClientModule(LightningModule):
     reported_phase: ClassVar[Literal["trained", "received"]] = "trained"
     """When a personal model is evaluated: after local training, or as received."""
 
+    shares_statistics: ClassVar[bool] = True
+    """Whether the running statistics of shared layers travel, with `buffers=aggregate`."""
     compares_features: ClassVar[bool] = False
     """Whether features of different clients are compared, and therefore need one shape."""
     needs_classes: ClassVar[bool] = False
@@ -248,7 +252,8 @@ class ClientModule(LightningModule):
 
         Buffers of the net that training does not change are equal everywhere and do not travel.
         """
-        chosen = self.shared.buffers(self) if self.training_settings.buffers == "aggregate" else ()
+        aggregated = self.shares_statistics and self.training_settings.buffers == "aggregate"
+        chosen = self.shared.buffers(self) if aggregated else ()
         return tuple(key for key in chosen if key not in self.constant_buffers)
 
     def shared_tensors(self) -> Tensors:
@@ -337,7 +342,8 @@ class ClientModule(LightningModule):
 
     def make_step(self, phase: Phase) -> Step:
         """Return a phase's step, with a new optimiser at this round's learning rate."""
-        parameters = [self.get_parameter(name) for name in phase.trainable.parameters(self)]
+        names = phase.trainable.parameters(self)
+        parameters = [self.get_parameter(name) for name in names]
         if not parameters:
             method, under = self.training_settings.method, ", ".join(phase.trainable.under)
             raise SettingsError(
@@ -349,7 +355,13 @@ class ClientModule(LightningModule):
         phases = self.kept_phases()
         if self.kept_optimizers is not None and phase in phases:  # others are trained outside the schedule
             self.kept_optimizers.restore(phases.index(phase), optimizer)
-        return Step(phase, parameters, optimizer, self.prefix(phase))
+        masks = [(self.get_parameter(name), mask) for name, mask in self.masks(phase).items() if name in names]
+        return Step(phase, parameters, optimizer, self.prefix(phase), masks)
+
+    def masks(self, phase: Phase) -> dict[str, Tensor]:
+        """Return the masks of a phase by parameter."""
+        found = self.get_submodule(phase.mask)
+        return found.tensors if isinstance(found, NamedTensors) else {}
 
     def keep_optimizers(self) -> None:
         """With `optimizer.keep=true`, add buffers for the states of the optimisers; called once after `__init__`."""
@@ -417,9 +429,13 @@ class ClientModule(LightningModule):
         step.optimizer.zero_grad()
         with self.autocast():
             terms = self.compute_gradients(batch, step.phase, step.parameters)
+        for parameter, mask in step.masks:
+            if parameter.grad is not None:
+                parameter.grad.mul_(mask)
         if (limit := self.training_settings.clip_grad_norm) is not None and not step.phase.plain:
             nn.utils.clip_grad_norm_(step.parameters, limit)
-        step.optimizer.step()
+        with masked(step.masks):
+            step.optimizer.step()
         return {step.prefix + name: value for name, value in terms.items()}
 
     # LightningModule interface -------------------------------------------------------------------------------------

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
+
+import torch
+from torch import Tensor
 
 from lightning_modules.training import Training
 from pflsim.params import NET, Selector
@@ -22,6 +26,8 @@ class Phase:
         lr: learning rate of round 1; None: the run's.
         plain: whether the steps are gradient descent at a constant rate, without lr_decay, momentum and weight_decay.
         lockstep: whether stacked clients may take these steps together; only used where the module allows lockstep.
+        mask: name of the module's `Memory` or `Anchor` of masks. Where a parameter's mask is 0, its entries stay fixed;
+            parameters without a mask are trained in whole.
     """
 
     name: str = "local"
@@ -32,6 +38,7 @@ class Phase:
     lr: float | None = None
     plain: bool = False
     lockstep: bool = True
+    mask: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +59,20 @@ class Alternate:
 
 
 Schedule = Sequence[Phase | Alternate]
+
+
+@contextmanager
+def masked(pairs: Iterable[tuple[Tensor, Tensor]]) -> Iterator[None]:
+    """Undo at the end of the block what has changed where a mask is 0, whatever the optimiser does.
+
+    Args:
+        pairs: parameters and their masks.
+    """
+    before = [(parameter, mask, parameter.detach().clone()) for parameter, mask in pairs]
+    yield
+    with torch.no_grad():
+        for parameter, mask, old in before:
+            parameter.copy_(torch.where(mask != 0, parameter, old))
 
 
 @dataclass(frozen=True, slots=True)

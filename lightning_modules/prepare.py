@@ -30,7 +30,7 @@ from pflsim.records.evaluation import Measures
 from pflsim.records.saved_settings import fixed_settings
 from pflsim.records.summary import RunMeta
 from pflsim.seeding import cohort, sample_faults
-from pflsim.servers.base import ServerRule
+from pflsim.servers.base import MeanRule, ServerRule
 from pflsim.tasks.metrics import check_primary, measures_of, metrics_of
 from pflsim.tasks.task import LOSSES, task_of
 from pflsim.types import Split
@@ -81,6 +81,7 @@ def prepare(settings: Settings, trial: bool = True) -> PreparedRun:
     sizes = [len(rows) for rows in partition.train]
     with own_errors(f"the server rule of {method}"):
         rule: ServerRule[Any] = make_rule()
+        _set_optimizer(rule, module, settings)
         federation = module.federation(sizes[: settings.clients - settings.eval.holdout_clients])
         rule.init(federation)
     constants = frozenset[str]()
@@ -103,6 +104,18 @@ def prepare(settings: Settings, trial: bool = True) -> PreparedRun:
     sharing = model_checks.sharing_warnings(method, variants)
     warnings = (*dataset_warnings(dataset), *module.net.notes, *warnings, *sharing)
     return PreparedRun(settings, dataset, partition, factory, rule, federation, plan, meta, batches, warnings)
+
+
+def _set_optimizer(rule: ServerRule[Any], module: ClientModule, settings: Settings) -> None:
+    """Give a rule the server optimiser of the run, or refuse it."""
+    if isinstance(rule, MeanRule):
+        rule.optimizer, rule.parameters = settings.server_optimizer, module.shared_parameters()
+    elif (name := settings.server_optimizer.name) != "none":
+        method = component_name(settings, "method").removesuffix(f"+{name}")
+        raise SettingsError(
+            f"server_optimizer={name} moves a mean of the clients' models, which the server of method={method} does "
+            "not take; leave it out"
+        )
 
 
 def _meta(

@@ -58,6 +58,7 @@ OWN = dict(own_keys(Settings))
 NODES = {part: {p.stem: yaml.safe_load(p.read_text()) for p in (CONFIGS / part).glob("*.yaml")} for part in COMPONENTS}
 for node in NODES["method"].values():
     node.pop("search", None)  # for `pflsim tune`
+    node.pop("defaults", None)  # of the run
 KNOWN = {
     (part, option): {key: p.annotation for key, p in settings_of(targets_of(node, part), part).items()}
     for part, nodes in NODES.items()
@@ -79,6 +80,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "counts": {"train": 12, "test": 6},
 }
 """What makes a part small enough for the made-up data; of the others only the settings are tried."""
+SLOW = ("feddecomp", "fedrep", "pfedme")
+"""Methods with settings that multiply the work."""
 BIG = ("alexnet", "resnet18", "resnet18_mh", "pfedpm_cnn_mh")
 
 
@@ -210,7 +213,7 @@ def test_nonsense_is_run_or_refused(made_up: str, tmp_path_factory: pytest.TempP
         names = {word for key in named for word in (key, key.partition(".")[0], key.rpartition(".")[2])}
         names |= {f"{part}.{key}" for part, o in chosen.items() for key in KNOWN[part, o]}  # or another to change
         assert isinstance(plainly, str) or any(name in ready for name in names), (named, ready)
-    elif choose.random() < 0.3 and max(ready.batches_per_round) <= 100 and chosen["method"] not in ("pfedme", "fedrep"):
+    elif choose.random() < 0.3 and max(ready.batches_per_round) <= 100 and chosen["method"] not in SLOW:
         run(ready, tmp_path_factory.mktemp("run"))
 
 

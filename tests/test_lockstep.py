@@ -36,6 +36,9 @@ from ray_actors.resources import ActorPool
 SMALL = ["data=digits", "clients=5", "rounds=2", "batch_size=8", "lr=0.05", "fraction=0.8", "model.hidden=[8]"]
 NORMED = ["model=cnn_bn", "model.padding=2", "model.channels=[2,3]", "model.hidden=6", "rounds=2", "lr=0.05"]
 
+CLIPPED = {"fedselect": ["clip_grad_norm=0.1"]}
+"""The norm of a masked gradient is that of the entries that train."""
+
 
 @pytest.fixture
 def double() -> Iterator[None]:
@@ -80,10 +83,11 @@ def test_equal_to_the_loop(method: str, together: int, double: None, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "method", slow_except(["fedavg", "pfedpm"], ["fedavg", "fedrep", "gpfl", "per_fedavg", "pfedme", "pfedpm"])
+    "method",
+    slow_except(["fedavg", "fedselect"], ["fedavg", "fedrep", "fedselect", "gpfl", "per_fedavg", "pfedme", "pfedpm"]),
 )
 def test_momentum_and_weight_decay(method: str, double: None, tmp_path: Path) -> None:
-    more = ["momentum=0.5", "weight_decay=0.01", "local_steps=9"]
+    more = ["momentum=0.5", "weight_decay=0.01", "local_steps=9", *CLIPPED.get(method, [])]
     assert_equal_to_the_loop(tmp_path, f"method={method}", *SMALL, *more)
 
 

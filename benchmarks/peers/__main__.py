@@ -57,9 +57,7 @@ def write_case(prepared: PreparedRun, given: argparse.Namespace, path: Path) -> 
     """Write the clients' examples and the training's settings for the peers."""
     settings, training = prepared.settings, prepared.factory.training
     count = sum(p.numel() for p in prepared.factory.build().net.parameters())
-    assert count == sum(p.numel() for p in MAKE[given.net]().parameters()), (
-        f"--net: not of {count} entries"
-    )
+    assert count == sum(p.numel() for p in MAKE[given.net]().parameters()), f"--net: not of {count} entries"
     shards = [shard(prepared.dataset, prepared.partition, c) for c in range(prepared.partition.clients)]
     examples = {k: [tuple(getattr(s, k).batch(slice(None))) for s in shards] for k in ("train", "test")}
     fixed = {"model": given.net, "rounds": settings.rounds, "fraction": settings.fraction, "both": given.both}

@@ -223,7 +223,7 @@ def batch_norm_works(make: Make) -> None:
             names = [*message.weights, *message.extra]
             require(not any("num_batches" in key for key in names), f"buffers={buffers}: counters of batches are sent")
             sent = any("running" in key for key in names)
-            should = buffers == "aggregate" and bool(norms)
+            should = buffers == "aggregate" and bool(norms) and module.shares_statistics
             require(sent == should, f"buffers={buffers}: running statistics are {'' if sent else 'not '}sent")
 
 

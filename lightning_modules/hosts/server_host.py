@@ -56,7 +56,7 @@ class ServerHost:
         """
         ordered = sorted((up for some in uplinks for up in some), key=lambda up: up.client)
         with torch_threads(self.threads), products_on(self.device), self._unchanged_attributes():
-            state = self.rule.fuse(self.state, ordered)
+            state = self.rule.stepped(self.state, self.rule.fuse(self.state, ordered))
             diagnostics = diagnose(self.rule, state, ordered, len(self.federation.clients), matrices)
         self.state, self._fused = state, True  # last, so that a failure leaves it unchanged
         return diagnostics

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,7 +20,7 @@ from lightning_modules.lockstep.batch_schedule import (
 from lightning_modules.lockstep.replay import CHUNK, ReplayedStep
 from lightning_modules.lockstep.tracing import BoundStep, TracedStep, bind_state
 from lightning_modules.lockstep.updates import Update
-from lightning_modules.phases import Stage
+from lightning_modules.phases import Stage, masked
 from pflsim.types import Tensors
 
 KEPT_MEMORIES = 8
@@ -178,6 +178,11 @@ class Stack:
         module, self.lockstep = lockstep.module, lockstep
         self.module, self.phases, self.clients = module, stage.phases, clients
         self.trainable = [phase.trainable.parameters(module) for phase in self.phases]
+        self.masks = [
+            {name: f"{phase.mask}.{name.replace('.', '/')}" for name in module.masks(phase) if name in names}
+            for phase, names in zip(self.phases, self.trainable, strict=True)
+        ]
+        """For each phase, the names of masks by parameter."""
         self.updates = [Update(module, phase) for phase in self.phases]
         self.memory = self._memory(stage)
         self.values = self.memory.values
@@ -282,13 +287,25 @@ class Stack:
             traced = self._traced(at, values, batch)
             steps[at, width, size] = traced, traced.bind(values)
         traced, step = steps[at, width, size]
-        gradients, terms = step(batch, self.updates[at].rate)
-        if gradients:
-            moved, state = {name: self.values[name][:width] for name in traced.moved}, self.memory.optimizers[at]
-            if width == 1:  # these gradients have no client axis
-                gradients = [gradient[None] for gradient in gradients]
-            self.updates[at].apply(moved, gradients, lambda name: state[name][:width], stacked=True)
+        with masked(self._masks(at, slice(width)).values()):
+            gradients, terms = step(batch, self.updates[at].rate)
+            if gradients:
+                moved, state = {name: self.values[name][:width] for name in traced.moved}, self.memory.optimizers[at]
+                if width == 1:  # these gradients have no client axis
+                    gradients = [gradient[None] for gradient in gradients]
+                gradients = self._masked(at, slice(width), moved, gradients)
+                self.updates[at].apply(moved, gradients, lambda name: state[name][:width], stacked=True)
         return traced.terms, terms
+
+    def _masks(self, at: int, rows: slice | int) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return the parameters of phase number `at` that have masks, with them, by name."""
+        return {name: (self.values[name][rows], self.values[key][rows]) for name, key in self.masks[at].items()}
+
+    def _masked(self, at: int, rows: slice | int, names: Iterable[str], gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Return the gradients of these parameters, which are 0 where their mask is."""
+        masks = self._masks(at, rows)
+        pairs = zip(names, gradients, strict=True)
+        return [gradient * masks[name][1] if name in masks else gradient for name, gradient in pairs]
 
     def _traced(self, at: int, values: Tensors, batch: Batch) -> TracedStep:
         """Return the step of phase number `at` for values [n, ...] and a batch [n, B, ...] of these shapes."""
@@ -315,7 +332,9 @@ class Stack:
             terms = self.module.compute_gradients(batch, phase, list(parameters.values()))
         moved = {name: p.detach() for name, p in parameters.items() if p.grad is not None}
         gradients = [p.grad for p in parameters.values() if p.grad is not None]
-        self.updates[at].apply(moved, gradients, lambda name: state[name][row], stacked=False)
+        with masked(self._masks(at, row).values()):
+            gradients = self._masked(at, row, moved, gradients)
+            self.updates[at].apply(moved, gradients, lambda name: state[name][row], stacked=False)
         self.meters[at].add_single(row, terms)
 
 

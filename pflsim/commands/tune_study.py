@@ -124,12 +124,17 @@ def _method(method: Method, names: Sequence[str], searched: Mapping[str, Any]) -
     block = composed(method.overrides, method.folders).search or {}
     if not isinstance(block, Mapping):
         raise SettingsError(f"search={written(block)} of {method.name}: expected a mapping of settings")
-    space = SHARED | {f"method.{key}": node for key, node in block.items()}
+    space = SHARED | {_of_method(key): node for key, node in block.items()}
     for key, node in searched.items():
         owner = next((name for name in names if key.startswith(f"{name}.")), None)
         if owner in (None, method.name):
-            space[key if owner is None else f"method.{key.removeprefix(f'{owner}.')}"] = node
+            space[key if owner is None else _of_method(key.removeprefix(f"{owner}."))] = node
     return replace(method, space={key: _checked(method, key, node) for key, node in space.items() if node is not None})
+
+
+def _of_method(key: str) -> str:
+    """Return the dotted key of a method's setting, or of its server optimiser's, in a space."""
+    return key if key.startswith("server_optimizer.") else f"method.{key}"
 
 
 def _checked(method: Method, key: str, node: Any) -> Any:

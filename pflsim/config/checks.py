@@ -9,9 +9,17 @@ from typing import Any, get_type_hints
 
 from pflsim.config.components import COMPONENTS, check_component, keys_of
 from pflsim.config.names import program, shortened, unknown_key
-from pflsim.config.settings import OnError, Settings, dotted
+from pflsim.config.settings import OnError, ServerOptimizer, Settings, dotted
 from pflsim.config.validate import check_no_password, checked
 from pflsim.errors import SettingsError
+
+UNUSED = {
+    "none": ("lr", "beta1", "beta2", "tau", "v0", "bias_correction", "nesterov"),
+    "fedavgm": ("beta2", "tau", "v0", "bias_correction"),
+    "fedadagrad": ("beta2", "bias_correction", "nesterov"),
+    **dict.fromkeys(("fedadam", "fedyogi"), ("nesterov",)),
+}
+"""Settings without effect, by server optimiser."""
 
 
 def settings_from(config: Mapping[str, Any]) -> Settings:
@@ -102,6 +110,10 @@ def _contradictions(settings: Settings) -> Iterator[str]:
         yield f"eval.clients={few}: only {clients - held} clients train"
     if settings.lockstep is False and settings.lockstep_clients is not None:
         yield f"lockstep_clients={settings.lockstep_clients} has no effect with lockstep=false; leave one of them out"
+    optimizer, unused = settings.server_optimizer, UNUSED[settings.server_optimizer.name]
+    for key in unused:
+        if (value := getattr(optimizer, key)) != getattr(ServerOptimizer, key):
+            yield f"server_optimizer.{key}={value} has no effect with server_optimizer={optimizer.name}; leave it out"
     for number in settings.trace.rounds:
         if number > settings.rounds:
             yield f"trace.rounds={settings.trace.rounds}: round {number} does not exist; the last is {settings.rounds}"

@@ -28,7 +28,7 @@ from pflsim.config import checks
 from pflsim.config.components import COMPONENTS, TARGET, bind, check_component, short_name, with_defaults
 from pflsim.config.help import groups_in
 from pflsim.config.names import FOLDER, nearest, shortened, unknown_key
-from pflsim.config.settings import Settings
+from pflsim.config.settings import ServerOptimizer, Settings
 from pflsim.errors import SettingsError, reading
 
 CONFIGS = next(path for path in (FOLDER / "pflsim" / "configs", FOLDER / "configs") if path.is_dir())
@@ -134,8 +134,18 @@ def composed(overrides: Sequence[str], folders: Sequence[Path]) -> Composition:
     if "names" in content:
         raise SettingsError(unknown_key("names", []))
     names = {group: choices[group] for group in sorted(choices) if not group.startswith("hydra/") and choices[group]}
+    names["method"] = _with_optimizer(names["method"], content["server_optimizer"]["name"])
     names |= {QUICK: "true"} if is_quick else {}
     return Composition({**content, "names": names}, search)
+
+
+def _with_optimizer(method: str, optimizer: str) -> str:
+    """Return the name of a method with a server optimiser: ditto+fedadam; of FedAvg that of the optimiser."""
+    known = typing.get_args(typing.get_type_hints(ServerOptimizer)["name"])
+    method = "fedavg" if method in known else method
+    if optimizer == "none":
+        return method
+    return optimizer if method == "fedavg" else f"{method}+{optimizer}"
 
 
 def configs(

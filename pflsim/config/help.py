@@ -60,7 +60,9 @@ from typing import Any
 from pflsim.config.names import program, written
 from pflsim.config.settings import Settings
 
-GROUPS = ("method", "data", "shift", "partition", "split", "model", "task", "optimizer", "placement")
+GROUPS = (
+    *("method", "data", "shift", "partition", "split", "model", "task", "optimizer", "server_optimizer", "placement"),
+)
 """Groups in the order of the help; the others need a +."""
 
 
@@ -99,4 +101,4 @@ def documented(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any, str]
 def _groups(found: dict[str, list[str]]) -> Iterator[str]:
     for group in [*(g for g in GROUPS if g in found), *(g for g in found if g not in GROUPS)]:
         name = group if group in GROUPS else f"+{group}"
-        yield textwrap.fill(", ".join(found[group]), 110, initial_indent=f"  {name:<12}", subsequent_indent=" " * 14)
+        yield textwrap.fill(", ".join(found[group]), 110, initial_indent=f"  {name:<17}", subsequent_indent=" " * 19)

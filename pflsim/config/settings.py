@@ -70,6 +70,28 @@ class Optimizer:
 
 
 @dataclass(frozen=True)
+class ServerOptimizer:
+    """The optimiser that moves the server's model, if the server takes a mean of the clients' models."""
+
+    name: Literal["none", "fedavgm", "fedadagrad", "fedadam", "fedyogi"] = "none"
+    """none (the mean is the model), fedavgm, fedadagrad, fedadam or fedyogi; server_optimizer=NAME is the same."""
+    lr: Annotated[float, Gt(0), Le(1e30)] | None = None
+    """Learning rate η of the server; null: 1 for fedavgm, 0.01 for the others."""
+    beta1: Annotated[float, Ge(0), Lt(1)] | None = None
+    """Momentum β of fedavgm and β₁ of the others, in [0, 1); null: 0 for fedadagrad, 0.9 for the others."""
+    beta2: Annotated[float, Ge(0), Lt(1)] = 0.99
+    """β₂ of fedadam and fedyogi, in [0, 1)."""
+    tau: Annotated[float, Gt(0), Le(1e30)] = 1e-3
+    """τ of fedadagrad, fedadam and fedyogi, added to the root of v."""
+    v0: Annotated[float, Ge(0), Le(1e30)] = 0.0
+    """First value of their v."""
+    bias_correction: bool = False
+    """Correct the bias of m and v, as Adam does, in fedadam and fedyogi."""
+    nesterov: bool = False
+    """Nesterov's momentum in fedavgm."""
+
+
+@dataclass(frozen=True)
 class TaskChoice:
     """What is predicted, and its loss."""
 
@@ -218,6 +240,7 @@ class Settings:
     lr_warmup: Annotated[int, Ge(0), Le(100_000)] = 0
     """The learning rate grows linearly in the first N rounds."""
     optimizer: Optimizer = field(default_factory=Optimizer)
+    server_optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
     task: TaskChoice = field(default_factory=TaskChoice)
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Momentum of SGD, in [0, 1)."""

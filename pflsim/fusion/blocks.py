@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float64, Shaped
 from torch import Tensor
 
-Rows = Float[Tensor, " N P"] | Sequence[Float[Tensor, " P"]]
+Rows = Shaped[Tensor, " N P"] | Sequence[Shaped[Tensor, " P"]]
 """One flattened tensor of N clients: [N, P], or a list of N rows."""
 COLUMNS = 4096
 """Columns per block: a float64 block of a hundred rows fits in a CPU's cache."""

@@ -52,7 +52,7 @@ def create_run_folder(
         Path(root).mkdir(parents=True, exist_ok=True)
         others = {key: value for key, value in (swept or {}).items() if key not in ("method", "data", "seed")}
         parts = [method, data, *(f"{key.rpartition('.')[2]}={written(value)}" for key, value in others.items())]
-        name = "-".join(re.sub(r"[^A-Za-z0-9._=]+", "_", part)[:MAX_PART] for part in parts)[:MAX_NAME]
+        name = "-".join(re.sub(r"[^A-Za-z0-9._=+]+", "_", part)[:MAX_PART] for part in parts)[:MAX_NAME]
         return first_free(Path(root) / f"{datetime.now():%Y%m%d-%H%M%S}-{name}-s{seed}")
     except OSError as error:
         path = error.filename or run_dir or root

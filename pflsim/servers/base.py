@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
 from torch import Tensor, nn
 
+from pflsim.config.settings import ServerOptimizer
+from pflsim.fusion.server_optimizers import server_step
 from pflsim.messages import Message, Uplink
 from pflsim.params import UnitKind
 from pflsim.types import Axis, ClientInfo, Matrix, Tensors, Unit
 
 State = TypeVar("State")
 StateWithWeights = TypeVar("StateWithWeights", bound="HasWeights")
+StateWithMoments = TypeVar("StateWithMoments", bound="MeanState")
 
 
 class HasWeights(Protocol):
@@ -113,6 +116,10 @@ class ServerRule(ABC, Generic[State]):
             uplinks: the replies, ordered by client id. Copy what the state keeps of their tensors (`snapshot`).
         """
 
+    def stepped(self, before: State, after: State) -> State:
+        """Return the state after a fusion and the step of the run's server optimiser, if the rule takes one."""
+        return after
+
     def global_weights(self, state: State) -> Tensors | None:
         """Return the global model, or None if the method has none."""
         return None
@@ -136,6 +143,42 @@ class GlobalModelRule(ServerRule[StateWithWeights]):
     def global_weights(self, state: StateWithWeights) -> Tensors | None:
         """Return the global model."""
         return state.weights
+
+
+@dataclass(frozen=True, slots=True)
+class MeanState:
+    """A state whose model is a mean of the clients' models.
+
+    Args:
+        weights: the global model.
+        moments: of the server optimiser, by parameter and name, in float64; empty without one.
+        steps: the number of its steps.
+    """
+
+    weights: Tensors
+    moments: Mapping[str, Tensors] = field(default_factory=dict, kw_only=True)
+    steps: int = field(default=0, kw_only=True)
+
+
+class MeanRule(GlobalModelRule[StateWithMoments]):
+    """Base class of rules that take a mean of the clients' models, to which a server optimiser may move the model."""
+
+    optimizer: ServerOptimizer = ServerOptimizer()
+    """The run's server optimiser."""
+    parameters: Collection[str] = ()
+    """What it moves: the shared parameters. Other tensors, such as running statistics, are the mean."""
+
+    def stepped(self, before: StateWithMoments, after: StateWithMoments) -> StateWithMoments:
+        """Move the model by the optimiser's step instead of to the mean; a fusion that keeps it makes no step."""
+        if self.optimizer.name == "none" or after.weights is before.weights:
+            return after
+        weights, moments, number = dict(after.weights), dict[str, Tensors](), before.steps + 1
+        for name in self.parameters:
+            old = before.weights[name].double()
+            change = weights[name].double() - old
+            step, moments[name] = server_step(self.optimizer, change, before.moments.get(name, {}), number)
+            weights[name] = (old + step).to(weights[name].dtype)
+        return replace(after, weights=weights, moments=moments, steps=number)
 
 
 def between_clients(numbers: Mapping[str, Tensor], kind: str, title: str) -> list[Matrix]:

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from pflsim.fusion.means import example_means
 from pflsim.messages import Uplink
-from pflsim.servers.base import Federation, GlobalModelRule
+from pflsim.servers.base import Federation, MeanRule
+from pflsim.servers.base import MeanState as State
 from pflsim.types import Tensors
 
 
-@dataclass(frozen=True, slots=True)
-class State:
-    """The server's model."""
-
-    weights: Tensors
-
-
-class FedAvg(GlobalModelRule[State]):
+class FedAvg(MeanRule[State]):
     """w ← Σ n_i/n · w_i over the clients of the round (McMahan et al. 2017, Algorithm 1).
 
     A client that does not report does not count. A round without uplinks keeps the model.

@@ -9,7 +9,7 @@ import torch
 
 from pflsim.fusion.means import example_means, weighted_mean
 from pflsim.messages import Message, Uplink
-from pflsim.servers.base import Federation, GlobalModelRule
+from pflsim.servers.base import Federation, MeanRule, MeanState
 from pflsim.types import Tensors
 
 MEAN = "mean_features"
@@ -17,19 +17,17 @@ MEAN = "mean_features"
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class State(MeanState):
     """The server's state.
 
     Args:
-        weights: the global model.
         extra: the global mean of features as `mean_features` [D]; empty before the initial round.
     """
 
-    weights: Tensors
     extra: Tensors = field(default_factory=dict)
 
 
-class FedDBE(GlobalModelRule[State]):
+class FedDBE(MeanRule[State]):
     """Averages the nets as FedAvg does; m_g = Σ n_i/n · m_i over the clients of the initial round (Zhang et al. 2023).
 
     Notes:

@@ -10,24 +10,21 @@ import torch
 from pflsim.config.validate import positive
 from pflsim.fusion.means import column, uniform_mean
 from pflsim.messages import Uplink
-from pflsim.servers.base import Federation, GlobalModelRule
-from pflsim.types import Tensors
+from pflsim.servers.base import Federation, MeanRule, MeanState
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class State(MeanState):
     """The server's state.
 
     Args:
-        weights: w.
         parameters: the keys of parameters; the other tensors are running statistics.
     """
 
-    weights: Tensors
     parameters: tuple[str, ...]
 
 
-class PFedMe(GlobalModelRule[State]):
+class PFedMe(MeanRule[State]):
     """w ← (1 − β)·w + β/S · Σ w_i over the S clients of the round (T Dinh et al. 2020, Algorithm 1).
 
     Args:

@@ -10,26 +10,24 @@ import torch
 from pflsim.config.validate import positive
 from pflsim.fusion.means import column, uniform_mean
 from pflsim.messages import Message, Uplink
-from pflsim.servers.base import Federation, GlobalModelRule
+from pflsim.servers.base import Federation, MeanRule, MeanState
 from pflsim.types import Tensors
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class State(MeanState):
     """The server's state.
 
     Args:
-        weights: x, and running statistics.
         control: c, by the names of the parameters.
         clients: N.
     """
 
-    weights: Tensors
     control: Tensors
     clients: int
 
 
-class Scaffold(GlobalModelRule[State]):
+class Scaffold(MeanRule[State]):
     """x ← x + η_g/S · Σ (y_i − x) and c ← c + 1/N · Σ Δc_i over the S clients of the round (Karimireddy et al. 2020).
 
     Args:

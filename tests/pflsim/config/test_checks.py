@@ -66,6 +66,7 @@ def checked(**changes: Any) -> None:
         {"placement__device": "cuda", "placement__gpus": 1},
         {"placement__gpus": 2, "placement__device": "cpu", "placement__actors_per_gpu": 3},
         {"trace__rounds": [1, 20]},
+        {"server_optimizer__name": "fedavgm", "server_optimizer__nesterov": True, "server_optimizer__beta1": 0.0},
         {"checkpoint__every": 0, "checkpoint__keep": 1},
         {"names": {"experiment": "a"}},
         {"eval__holdout_clients": 9, "eval__finetune_epochs": 0},
@@ -84,7 +85,8 @@ eval.holdout_clients=-1 eval.finetune_epochs=-1 eval.every=0 eval.batch_size=0 c
 checkpoint.keep=-1 placement.clients_per_actor='many' placement.clients_per_actor=0 placement.actors=11
 placement.actors=0 placement.threads=0 placement.cpus=0 placement.gpus=-1 placement.actors_per_gpu=0
 placement.actors_per_gpu='auto' placement.actors_per_gpu=1001 placement.object_store_mb=1 trace.rounds=[-1]
-trace.rounds=[1,21]
+trace.rounds=[1,21] server_optimizer.lr=0.0 server_optimizer.beta1=1.0 server_optimizer.beta2=-0.1
+server_optimizer.tau=0.0 server_optimizer.v0=-1.0
 """
 
 
@@ -104,6 +106,8 @@ def test_values_out_of_bounds(text: str) -> None:
         ({"eval__clients": 6, "clients": 10, "eval__holdout_clients": 5}, "eval.clients=6: only 5 clients"),
         ({"lockstep": False, "lockstep_clients": 3}, "lockstep_clients=3"),
         ({"placement__clients_per_actor": 2, "placement__actors": 2}, "placement.actors .*clients_per_actor=2"),
+        ({"server_optimizer__lr": 0.1}, "server_optimizer.lr=0.1 .*server_optimizer=none"),
+        ({"server_optimizer__name": "fedadam", "server_optimizer__nesterov": True}, "server_optimizer.nesterov=True"),
         ({"placement__device": "cuda"}, "placement.device=cuda .*placement.gpus=0"),
     ],
 )

@@ -1,0 +1,138 @@
+"""Server optimisers in runs: where they step, what they leave, their names, and who refuses them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import METHODS, World, normed, prepared, same, states, uplinks_of, world
+
+import pflsim
+from lightning_modules.hosts.inline import InlineExecutor
+from lightning_modules.methods.fedavg import FedAvg
+from lightning_modules.methods.feddbe import FedDBE
+from lightning_modules.training import Training
+from pflsim.config.settings import ServerOptimizer
+from pflsim.engine.execution import ReplyTask, Sent, TrainTask
+from pflsim.errors import SettingsError
+from pflsim.records.checkpoint_read import choose_checkpoint
+from pflsim.servers.base import MeanRule
+from pflsim.servers.fedavg import FedAvg as Server
+from pflsim.servers.feddbe import FedDBE as FedDBEServer
+
+COHORTS = ((0, 1, 2, 3), (0, 2), (1, 2, 3))
+STATISTICS = {"net.body.2.running_mean", "net.body.2.running_var"}
+
+
+def optimised(client: Any = FedAvg, rule: MeanRule[Any] | None = None, **settings: Any) -> World:
+    made = world(client, rule or Server(), model=normed, training=Training(lr=0.2, batch_size=5))
+    made.rule.optimizer = ServerOptimizer(**settings)  # type: ignore[attr-defined]
+    made.rule.parameters = made.factory.build().shared_parameters()  # type: ignore[attr-defined]
+    return made
+
+
+def run_round(executor: InlineExecutor, t: int, cohort: Any) -> dict[str, np.ndarray]:
+    """Run a round; return the mean of what the clients have sent, in float64."""
+    trained = executor.run(TrainTask(t), executor.send(cohort))
+    ups = uplinks_of(executor, trained).values()
+    shares = np.array([up.num_examples for up in ups]) / sum(up.num_examples for up in ups)
+    keys = executor.server.state.weights
+    means = {k: sum(p * u.weights[k].double().numpy() for p, u in zip(shares, ups, strict=True)) for k in keys}
+    executor.fuse(trained)
+    return means
+
+
+def test_rounds_of_fedadam_by_numpy() -> None:
+    """x ← x + η·m/(√v + τ) of the parameters, with the correction of the bias; running statistics are the mean."""
+    executor = optimised(name="fedadam", lr=0.05, beta1=0.8, beta2=0.9, tau=0.01, bias_correction=True).inline()
+    m, v = ({k: np.zeros(w.shape) for k, w in executor.server.state.weights.items()} for _ in range(2))
+    for t, cohort in enumerate(COHORTS, 1):
+        x = {k: w.double().numpy() for k, w in executor.server.state.weights.items()}
+        means, found = run_round(executor, t, cohort), executor.server.state.weights
+        assert {*STATISTICS} < {*found}
+        rate = 0.05 * np.sqrt(1 - 0.9**t) / (1 - 0.8**t)
+        for key, mean in means.items():
+            change = mean - x[key]
+            m[key], v[key] = 0.8 * m[key] + 0.2 * change, 0.9 * v[key] + 0.1 * change**2
+            step = change if key in STATISTICS else rate * m[key] / (np.sqrt(v[key]) + 0.01)
+            np.testing.assert_allclose(found[key].numpy(), x[key] + step, rtol=1e-5, atol=1e-6)
+    assert executor.server.state.moments.keys() == {*found} - STATISTICS and executor.server.state.steps == 3
+
+
+def test_fedavgm_without_momentum_is_fedavg() -> None:
+    one, other = optimised(name="fedavgm", beta1=0.0).inline(), optimised().inline()
+    for t, cohort in enumerate(COHORTS, 1):
+        for executor in (one, other):
+            run_round(executor, t, cohort)
+        assert same({0: one.server.state.weights}, {0: other.server.state.weights})
+    assert same(states(one), states(other)) and one.server.state.moments and not other.server.state.moments
+
+
+def test_a_round_without_a_mean_takes_no_step() -> None:
+    """Without uplinks, and in an initial round."""
+    executor = optimised(name="fedadam").inline()
+    run_round(executor, 1, (0, 1))
+    before = executor.server.state
+    executor.server.fuse([])
+    assert executor.server.state is before
+    opening = optimised(FedDBE, FedDBEServer(), name="fedadam").inline()
+    opening.fuse(opening.run(ReplyTask(), Sent.nothing(range(4))))
+    assert opening.server.state.extra and not opening.server.state.moments
+    run_round(opening, 1, (0, 1))
+    assert opening.server.state.extra and opening.server.state.moments and opening.server.state.steps == 1
+
+
+TAKE_A_MEAN = {
+    *("apfl", "ditto", "fedala", "fedas", "fedavg", "fedbabu", "fedbn", "feddbe", "feddecomp", "fedper", "fedprox"),
+    *("fedrep", "fedrod", "fedselect", "gpfl", "lg_fedavg", "moon", "per_fedavg", "pfedme", "scaffold"),
+}
+NAMES = ("fedadagrad", "fedadam", "fedavgm", "fedyogi")
+
+
+def test_methods_without_a_mean_refuse_them() -> None:
+    small = ["clients=3", "data=digits", "model.hidden=[4]", "rounds=2"]
+    accepted = {}
+    for method in METHODS:
+        try:
+            made = prepared(f"method={method}", "server_optimizer=fedyogi", *small)
+        except SettingsError as error:
+            assert f"method={method} " in str(error) and "server_optimizer=fedyogi" in str(error)
+            continue
+        accepted[method] = made.meta.method
+        assert made.rule.optimizer.name == "fedyogi" and made.rule.parameters  # type: ignore[attr-defined]
+    known = {method: f"{method}+fedyogi" for method in TAKE_A_MEAN} | dict.fromkeys(["fedavg", *NAMES], "fedyogi")
+    assert {method: name for method, name in accepted.items() if method in known} == known
+    assert not {*accepted} & {"fedcac", "feddyn", "fedalp", "fedfcd", "ifca", "l2gd", "local", "pfedcfr", "pfedhn"}
+
+
+def test_names_and_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One group for fedadam however it is named; its settings do not tell other methods apart."""
+    monkeypatch.chdir(tmp_path)
+    given: dict[str, Any] = {"data": "digits", "clients": 3, "rounds": 1, "executor": "inline", "progress": "none"}
+    runs = [
+        *pflsim.sweep(method=["fedavg", "ditto"], server_optimizer=["none", "fedadam"], **given),
+        pflsim.run(method="fedadam", seed=1, **given),
+        pflsim.run(method="fedyogi", server_optimizer={"lr": 0.1}, **given),
+    ]
+    names = [run.method for run in runs]
+    assert names == ["fedavg", "fedadam", "ditto", "ditto+fedadam", "fedadam", "fedyogi"]
+    assert all(f"-{name}-digits" in run.folder.name for name, run in zip(names, runs, strict=True))
+    (compared, *_) = pflsim.compare([run for run in runs if run.seed == 0])
+    assert [group.label for group in compared.groups] == sorted(names[:4] + names[5:], key=names.index)
+    labels = {group.label for part in pflsim.compare(runs) for group in part.groups}
+    assert labels == {*names}
+
+
+def test_a_run_resumes_to_the_bit(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"data": "digits", "clients": 4, "fraction": 0.5, "executor": "inline", "progress": "none"}
+    given["overrides"] = ["model=cnn_bn", "model.channels=[2]", "model.kernel=3", "model.padding=1", "model.hidden=4"]
+    ends = []
+    for folder, rounds in (("straight", 4), ("resumed", 2)):
+        run = pflsim.run(method="fedyogi", rounds=rounds, run_dir=str(tmp_path / folder), **given)
+        run = run if rounds == 4 else pflsim.resume(run, rounds=4)
+        found = choose_checkpoint(run.folder / "checkpoints", "last").server()
+        moments = {f"{key} {slot}": v for key, own in found["moments"].items() for slot, v in own.items()}
+        ends.append({**found["weights"], **moments})
+    assert same({0: ends[0]}, {0: ends[1]}) and len(ends[0]) > 20 and found["steps"] == 4

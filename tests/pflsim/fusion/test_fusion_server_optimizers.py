@@ -1,0 +1,90 @@
+"""Server optimisers by NumPy, five steps of every rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pflsim.config.settings import ServerOptimizer
+from pflsim.fusion.server_optimizers import server_step
+
+CHANGES = np.random.default_rng(0).normal(0, 0.1, (5, 3, 2))
+CHANGES[1:3, 0] = 0
+
+
+def steps(changes: np.ndarray = CHANGES, **settings: Any) -> tuple[np.ndarray, dict[str, Tensor]]:
+    """The steps for some changes, and the moments at the end."""
+    moments, found = dict[str, Tensor](), []
+    for number, change in enumerate(changes, 1):
+        step, moments = server_step(ServerOptimizer(**settings), torch.from_numpy(change), moments, number)
+        found.append(step.numpy())
+    return np.stack(found), moments
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize(("lr", "beta"), [(None, None), (0.3, 0.7)])
+def test_fedavgm(lr: float | None, beta: float | None, nesterov: bool) -> None:
+    """Nesterov's form is that of torch's SGD on −Δ."""
+    u, eta, b = np.zeros((3, 2)), lr or 1.0, 0.9 if beta is None else beta
+    x = torch.zeros(3, 2, dtype=torch.float64, requires_grad=True)
+    sgd = torch.optim.SGD([x], lr=eta, momentum=b, nesterov=nesterov)
+    found, moments = steps(name="fedavgm", lr=lr, beta1=beta, nesterov=nesterov)
+    for change, step in zip(CHANGES, found, strict=True):
+        u = b * u + change
+        np.testing.assert_allclose(step, eta * (change + b * u if nesterov else u), rtol=1e-12)
+        before, x.grad = x.detach().clone(), torch.from_numpy(-change)
+        sgd.step()
+        np.testing.assert_allclose(step, (x.detach() - before).numpy(), rtol=1e-12)
+    np.testing.assert_allclose(moments["u"], u, rtol=1e-12)
+
+
+@pytest.mark.parametrize("v0", [0.0, 1e-6])
+@pytest.mark.parametrize("corrected", [False, True])
+@pytest.mark.parametrize("given", [{}, {"lr": 0.2, "beta1": 0.5, "beta2": 0.8, "tau": 0.01}])
+@pytest.mark.parametrize("name", ["fedadagrad", "fedadam", "fedyogi"])
+def test_fedopt(name: str, given: dict[str, float], corrected: bool, v0: float) -> None:
+    first = {"lr": 0.01, "beta1": 0.0 if name == "fedadagrad" else 0.9, "beta2": 0.99, "tau": 0.001, **given}
+    lr, b1, b2, tau = (first[key] for key in ("lr", "beta1", "beta2", "tau"))
+    m, v = np.zeros((3, 2)), np.full((3, 2), v0)
+    found, moments = steps(name=name, v0=v0, bias_correction=corrected, **given)
+    for t, (change, step) in enumerate(zip(CHANGES, found, strict=True), 1):
+        m, square = b1 * m + (1 - b1) * change, change * change
+        if name == "fedadagrad":
+            v = v + square
+        elif name == "fedadam":
+            v = b2 * v + (1 - b2) * square
+        else:
+            v = v - (1 - b2) * square * np.sign(v - square)
+        factor = np.sqrt(1 - b2**t) / (1 - b1**t) if corrected and name != "fedadagrad" else 1.0
+        np.testing.assert_allclose(step, lr * factor * m / (np.sqrt(v) + tau), rtol=1e-9)
+        assert (v >= 0).all()
+    np.testing.assert_allclose(moments["m"], m, rtol=1e-9)
+    np.testing.assert_allclose(moments["v"], v, rtol=1e-9)
+
+
+def test_a_constant_change_becomes_a_constant_step() -> None:
+    found, _ = steps(np.full((400, 2), 0.3), name="fedavgm", lr=0.5, beta1=0.8)
+    np.testing.assert_allclose(found[-1], 0.5 * 0.3 / (1 - 0.8), rtol=1e-9)
+
+
+def test_the_first_step_of_yogi_is_adams() -> None:
+    (adam, _), (yogi, _) = (steps(CHANGES[:2], name=name) for name in ("fedadam", "fedyogi"))
+    np.testing.assert_allclose(adam[0], yogi[0], rtol=1e-12)
+    assert not np.allclose(adam[1], yogi[1], rtol=1e-3)
+
+
+def test_without_a_change_only_adam_forgets_v() -> None:
+    for name, kept in (("fedadagrad", True), ("fedyogi", True), ("fedadam", False)):
+        _, before = steps(CHANGES[:1], name=name)
+        _, after = steps(np.stack([CHANGES[0], 0 * CHANGES[0]]), name=name)
+        assert torch.equal(after["v"], before["v"]) == kept
+
+
+def test_with_a_large_tau_the_step_is_momentum() -> None:
+    found, _ = steps(name="fedadam", lr=2e3, tau=1e3)
+    momentum, _ = steps(0.1 * CHANGES, name="fedavgm", lr=2.0, beta1=0.9)
+    np.testing.assert_allclose(found, momentum, rtol=1e-3, atol=1e-12)
