@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
 
-import numpy as np
-
+from pflsim.analysis.differences import ALPHA, Difference, Family, client_values, family, identical
 from pflsim.analysis.groups import Group, check_comparable, check_evaluation, group_runs
 from pflsim.analysis.runs import Run
+from pflsim.analysis.verdict import sentences
 from pflsim.config.names import nearest
 from pflsim.errors import SettingsError
 from pflsim.records.evaluation import Scope
@@ -19,15 +20,10 @@ from pflsim.records.history import RoundMetrics, Traffic
 from pflsim.records.summary import Choice
 from pflsim.types import ModelKind
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-STATS = ("mean", "worst_decile", "median", "best_decile", "std")
+STATS = ("mean", "weighted_mean", "worst_decile", "median", "best_decile", "std")
 """Fields of `pflsim.records.evaluation.Stats`, of the primary metric, among the figures of a row."""
 TOLERANCE = 1e-9
 """Rounding error allowed in a mean of rates."""
-CONFIDENCE = 0.95
-RESAMPLES = 9999
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +105,12 @@ def row(group: Group, choice: Choice, target: float | None = None, model: ModelK
     return Row(group, scope, tuple(name for name in metrics if name in figures), reached, figures)
 
 
+def best_first(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows by the mean of the primary metric over clients and seeds; rows without it are left out."""
+    found = [row for row in rows if "mean" in row.figures]
+    return sorted(found, key=lambda row: row.figures["mean"].mean, reverse=rows[0].group.runs[0].higher)
+
+
 def first_at(run: Run, target: float) -> RoundMetrics | None:
     """Return the first evaluated round in which the reported model's test mean is as good as the target."""
     scope, goal = run.reported, target if run.higher else -target
@@ -134,42 +136,6 @@ def _bytes(traffic: Traffic, *names: str) -> dict[str, float]:
     return dict(zip(names, (traffic.up_bytes, traffic.down_bytes, both_ways(traffic)), strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """The primary metric of a group minus that of the reference, over pairs (client, seed).
-
-    Args:
-        group: the group.
-        pairs: number of pairs; clients without test examples, or for which it is undefined, are left out.
-        mean: mean difference; None without pairs.
-        low: lower end of the bootstrap interval of the mean; None with fewer than two pairs.
-        high: upper end of the interval.
-        better: number of pairs in which the group is better.
-        equal: number of pairs with equal values.
-        worse: number of pairs in which the reference is better.
-        p: two-sided p-value of Wilcoxon's signed-rank test without the equal pairs; 1 if all pairs are equal.
-        p_holm: `p` after Holm's correction for the number of groups.
-    """
-
-    group: Group
-    pairs: int
-    mean: float | None
-    low: float | None
-    high: float | None
-    better: int
-    equal: int
-    worse: int
-    p: float | None
-    p_holm: float | None = None
-
-    @property
-    def clear(self) -> bool:
-        """Whether the interval excludes 0 and the corrected p-value is below 0.05."""
-        if self.low is None or self.high is None or self.p_holm is None:
-            return False
-        return (self.low > 0 or self.high < 0) and self.p_holm < 1 - CONFIDENCE
-
-
 def find_reference(groups: Sequence[Group], name: str | None) -> Group:
     """Return the group with this label or method. The default is Local if present, else the first group.
 
@@ -187,73 +153,6 @@ def find_reference(groups: Sequence[Group], name: str | None) -> Group:
     return found[0]
 
 
-def differences(groups: Sequence[Group], reference: Group, choice: Choice) -> list[Difference]:
-    """Compare every other group with the reference, each at its own chosen round."""
-    found = []
-    for group in (group for group in groups if group is not reference):
-        values = client_differences(group, reference, choice)
-        higher, lower = int((values > 0).sum()), int((values < 0).sum())
-        better, worse = (higher, lower) if reference.runs[0].higher else (lower, higher)
-        mean, equal = float(values.mean()) if len(values) else None, len(values) - better - worse
-        found.append(Difference(group, len(values), mean, *interval(values), better, equal, worse, wilcoxon(values)))
-    adjusted = iter(holm([d.p for d in found if d.p is not None]))
-    return [replace(d, p_holm=None if d.p is None else next(adjusted)) for d in found]
-
-
-def client_differences(group: Group, reference: Group, choice: Choice) -> np.ndarray:
-    """Return the difference in the primary metric for every client and every seed that both groups have."""
-    others, name = {run.seed: run for run in reference.runs}, reference.runs[0].primary
-    pairs = [(_counts(run, choice), _counts(others[run.seed], choice)) for run in group.runs if run.seed in others]
-    if name == "accuracy":
-        found = [((ours["correct"] - theirs["correct"]) / ours["total"]).dropna() for ours, theirs in pairs]
-    else:
-        found = [(ours[name] - theirs[name]).dropna() for ours, theirs in pairs]
-    return np.concatenate(found or [[]])
-
-
-def _counts(run: Run, choice: Choice) -> DataFrame:
-    line = run.at(choice)
-    if line is None:
-        return run.counts(-1)
-    found, expected = run.counts(line.round), line.evaluations[run.reported].clients
-    if len(found) != expected:
-        counts = f"per_client.csv has {len(found)} clients in round {line.round}, metrics.jsonl {expected}"
-        raise SettingsError(f"{run.folder}: {counts}; one of the files is incomplete")
-    return found
-
-
-def interval(values: np.ndarray) -> tuple[float | None, float | None]:
-    """Return the BCa bootstrap interval of the mean, with a fixed random seed; None with fewer than two values."""
-    if len(values) < 2:
-        return None, None
-    if np.ptp(values) == 0:
-        return float(values[0]), float(values[0])
-    from scipy.stats import bootstrap
-
-    batch = max(1, 10**6 // len(values))
-    found = bootstrap(
-        (values,), np.mean, n_resamples=RESAMPLES, confidence_level=CONFIDENCE, batch=batch, method="BCa", rng=0
-    ).confidence_interval
-    return float(found.low), float(found.high)
-
-
-def wilcoxon(values: np.ndarray) -> float | None:
-    """Return the two-sided p-value of Wilcoxon's signed-rank test; None without values."""
-    from scipy.stats import wilcoxon as test
-
-    different = values[values != 0]
-    if len(different) == 0:
-        return 1.0 if len(values) else None
-    return float(np.asarray(test(different))[1])
-
-
-def holm(p: Sequence[float]) -> list[float]:
-    """Return p-values after Holm's step-down correction, in the order given."""
-    order, adjusted = np.argsort(p, kind="stable"), np.empty(len(p))
-    adjusted[order] = np.maximum.accumulate(np.minimum(np.arange(len(p), 0, -1) * np.asarray(p)[order], 1.0))
-    return adjusted.tolist()
-
-
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """Groups side by side.
@@ -263,8 +162,11 @@ class Comparison:
         choice: the round that figures are taken from.
         target: the mean of the primary metric to reach; None if no run is evaluated.
         target_given: whether the caller set the target.
-        reference: the group that the others are compared with.
-        differences: one for each other group.
+        families: the differences to the reference and, if FedAvg is another of three or more groups, those to FedAvg.
+            Without differences if the groups have other examples or another evaluation.
+        tied: labels from the best mean down to the first group that differs from it by Wilcoxon's test, in a Holm
+            family of its own.
+        identical: labels of groups with equal values of the primary metric on every client in every seed.
         objections: reasons why the groups should not be compared.
     """
 
@@ -272,9 +174,26 @@ class Comparison:
     choice: Choice
     target: float | None
     target_given: bool
-    reference: Group
-    differences: tuple[Difference, ...]
+    families: tuple[Family, ...]
+    tied: tuple[str, ...] = ()
+    identical: tuple[tuple[str, ...], ...] = ()
     objections: tuple[str, ...] = ()
+
+    @property
+    def reference(self) -> Group:
+        """The group that the others are compared with."""
+        return self.families[0].reference
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        """The differences of the other groups to the reference."""
+        return self.families[0].differences
+
+    @property
+    def sentences(self) -> list[str]:
+        """What the differences show; see `pflsim.analysis.verdict.sentences`."""
+        means = {row.group.label: row.figures["mean"].mean for row in best_first(self.rows)}
+        return sentences(means, self.families[0], self.tied, self.primary, self.higher, self.objections)
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -324,8 +243,18 @@ def compare(
     choice = choice or ("last" if without else "best_val")
     goal = common_target(runs) if target is None else target
     rows = tuple(row(group, choice, goal) for group in groups)
-    found = () if check_evaluation(groups) else tuple(differences(groups, base, choice))
-    return Comparison(rows, choice, goal, target is not None, base, found, tuple(check_comparable(groups)))
+    families, tied, same = (Family(base),), (), ()
+    if len(groups) > 1 and not check_evaluation(groups):
+        values = {group.label: {run.seed: client_values(run, choice) for run in group.runs} for group in groups}
+        others = [group for group in groups if group.method == "fedavg" and group is not base and len(groups) > 2]
+        families = tuple(family(groups, each, values) for each in (base, *(others if len(others) == 1 else ())))
+        same = identical(values, runs[0].primary)
+        if ordered := [row.group for row in best_first(rows)]:
+            against = family(ordered, ordered[0], values).differences
+            alike = takewhile(lambda d: d.p_holm is None or d.p_holm >= ALPHA, against)
+            tied = (ordered[0].label, *(d.group.label for d in alike))
+    objections = tuple(check_comparable(groups))
+    return Comparison(rows, choice, goal, target is not None, families, tied, same, objections)
 
 
 def compare_sets(runs: Iterable[Run], reference: str | None = None, **options: Any) -> list[Comparison]:

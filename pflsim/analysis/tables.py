@@ -8,17 +8,20 @@ from dataclasses import dataclass, replace
 from html import escape
 from itertools import groupby
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal
 
 import tabulate as tabulate_module
 from tabulate import LATEX_ESCAPE_RULES, tabulate
 
-from pflsim.analysis.comparison import Comparison, Difference, Row, Spread
+from pflsim.analysis.comparison import Comparison, Row, Spread
+from pflsim.analysis.differences import Family
 from pflsim.analysis.runs import incomplete, run_settings
-from pflsim.config.names import written
+from pflsim.analysis.verdict import over_benchmarks
+from pflsim.config.names import listed, written
 from pflsim.errors import SettingsError
 from pflsim.records.summary import who_is_evaluated
-from pflsim.terminal.formats import CHOSEN, NONE, byte_unit, plural
+from pflsim.terminal.formats import CHOSEN, NONE, WIDTH, byte_unit, plural
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -33,7 +36,7 @@ MODEL = "reported\nmodel"
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Cells with a title above and notes below. The first column holds text, the others numbers.
+    """Cells with a title and a text above and notes below. The first column holds text, the others numbers.
 
     A header may have several lines.
     """
@@ -42,11 +45,12 @@ class Table:
     headers: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...]
+    text: str = ""
 
 
 def tables(comparison: Comparison) -> list[Table]:
-    """Return the table of the groups and, if there are differences, the table of these."""
-    return [figures(comparison), *([paired(comparison)] if comparison.differences else [])]
+    """Return the table of the groups and, if there are differences, the table of these for each reference."""
+    return [figures(comparison), *(paired(comparison, each) for each in comparison.families if each.differences)]
 
 
 def figures(comparison: Comparison) -> Table:
@@ -63,55 +67,75 @@ def figures(comparison: Comparison) -> Table:
         columns[header] = [_spread(row.figures.get(name), decimals, scale, std) for row in rows]
 
     add(comparison.primary.replace("_", "\n"), "mean", 3)
+    add("weighted\nmean", "weighted_mean", 3, std=False)
     if any(row.figures["undefined"].mean for row in rows if "undefined" in row.figures):
         add("undefined\nclients", "undefined", 1)
     add("worst\ndecile", "worst_decile", 3)
     for name in comparison.metrics:
         add(name.replace("_", "\n"), name, 3)
-    add(f"{unit} until\nthat round", "bytes_until_round", None, scale, std=False)
+    add(f"{unit} until\nround", "bytes_until_round", None, scale, std=False)
     add(f"{unit}\nin all", "bytes_total", None, scale, std=False)
     if target is not None:
         add(f"rounds\nto {target:g}", "rounds_to_target", 1)
-        add(f"{unit}\nto {target:g}", "bytes_to_target", None, scale)
+        add(f"{unit}\nto {target:g}", "bytes_to_target", None, scale, std=False)
     lines = tuple(zip(*columns.values(), strict=True))
-    return Table(title(comparison), tuple(columns), lines, tuple(notes(comparison)))
+    return Table(title(comparison), tuple(columns), lines, tuple(notes(comparison)), " ".join(comparison.sentences))
 
 
-def paired(comparison: Comparison) -> Table:
-    """Return a table with one line per difference."""
-    several = sum(d.p is not None for d in comparison.differences)
-    p = "p (Holm)" if several > 1 else "p"
-    headers = ("method", "pairs", "difference", "95% interval", "better", "equal", "worse", p)
+def paired(comparison: Comparison, family: Family) -> Table:
+    """Return a table with one line per difference to a reference."""
+    reference, several = family.reference.label, family.tests
+    p, intervals = "p (Holm)" if several > 1 else "p", ("95% interval,\nseeds", "95% interval,\npairs")
+    headers = ("method", "pairs", "difference", *intervals, "better", "equal", "worse", p, "evidence")
     rows = []
-    for d in comparison.differences:
-        interval = NONE if d.low is None or d.high is None else f"[{_signed(d.low)}, {_signed(d.high)}]"
+    for d in family.differences:
+        seeds, pairs = (
+            NONE if low is None or high is None else f"[{_signed(low)}, {_signed(high)}]"
+            for low, high in (d.over_seeds, (d.low, d.high))
+        )
         p = NONE if d.p_holm is None else f"{d.p_holm:.3f}" if d.p_holm >= 0.0095 else f"{d.p_holm:.2g}"
-        mean = NONE if d.mean is None else _signed(d.mean)
-        rows.append((d.group.label, str(d.pairs), mean, interval, str(d.better), str(d.equal), str(d.worse), p))
-    about = f"Differences to {comparison.reference.label}, client by client"
+        counts, level = map(str, (d.better, d.equal, d.worse)), NONE if comparison.objections else d.level
+        rows.append((d.group.label, str(d.pairs), _signed(d.mean), seeds, pairs, *counts, p, level))
+    about = f"Differences to {reference}, client by client"
     tested = f", Holm-corrected for {several} comparisons" if several > 1 else ""
     notes = (
-        f"difference: mean over pairs (client, seed) of the {comparison.primary} minus that of "
-        f"{comparison.reference.label}",
-        f"95% interval: bootstrap over pairs (BCa); p: Wilcoxon's signed-rank test{tested}",
-        "both treat the clients of a seed as independent, so they understate the variation between seeds",
+        f"difference: mean over pairs (client, seed) of the {comparison.primary} minus that of {reference}",
+        "95% interval, seeds: t interval of the mean differences of the seeds; pairs: bootstrap over pairs (BCa)",
+        f"p: Wilcoxon's signed-rank test over pairs{tested}",
+        "clear: both intervals exclude 0, and p < 0.05; on these clients only: not the interval over seeds",
+        "over pairs, the clients of a seed count as independent, which understates the variation between seeds",
     )
-    return Table(about, headers, tuple(rows), notes)
+    as_before = f"columns as in the differences to {comparison.reference.label}"
+    return Table(about, headers, tuple(rows), notes if family is comparison.families[0] else (as_before,))
 
 
 def records(comparison: Comparison) -> list[dict[str, Any]]:
     """Return one record of plain numbers per group, all with the same keys; a missing value is None."""
-    by_label = {d.group.label: d for d in comparison.differences}
     settings = dict.fromkeys(key for group in comparison.groups for key in group.settings)
-    return [_record(comparison, row, by_label.get(row.group.label), list(settings)) for row in comparison.rows]
+    return [_record(comparison, row, list(settings)) for row in comparison.rows]
 
 
-def _record(comparison: Comparison, row: Row, d: Difference | None, settings: list[str]) -> dict[str, Any]:
+def _record(comparison: Comparison, row: Row, settings: list[str]) -> dict[str, Any]:
     group = row.group
+    same = next((labels for labels in comparison.identical if group.label in labels), ())
+    families = zip(("", "fedavg_"), comparison.families, strict=False)
 
     def columns(*names: str) -> dict[str, float | None]:
-        spreads = {n: row.figures.get("mean" if n == comparison.primary else n) for n in names}
+        figures = {comparison.primary: "mean", "weighted": "weighted_mean"}
+        spreads = {n: row.figures.get(figures.get(n, n)) for n in names}
         return {f"{n}_{what}": getattr(s, what, None) for n, s in spreads.items() for what in ("mean", "std")}
+
+    def difference(family: Family) -> dict[str, Any]:
+        d = next((d for d in family.differences if d.group is group), None)
+        ends = ("difference_low_over_seeds", "difference_high_over_seeds")
+        return {
+            "reference": family.reference.label if d else None,
+            "pairs": d and d.pairs,
+            **{f"difference_{name}": getattr(d, name, None) for name in ("mean", "low", "high")},
+            **dict(zip(ends, d.over_seeds if d else (None, None), strict=True)),
+            **{name: getattr(d, name, None) for name in ("better", "equal", "worse", "p", "p_holm")},
+            "level": d.level if d and not comparison.objections else None,
+        }
 
     return {
         "label": group.label,
@@ -124,15 +148,13 @@ def _record(comparison: Comparison, row: Row, d: Difference | None, settings: li
         "seeds": " ".join(map(str, group.seeds)),
         "complete": written(all(run.complete for run in group.runs)),
         "round_chosen_by": comparison.choice,
-        **columns("round", comparison.primary, "worst_decile", "best_decile", *comparison.metrics),
+        **columns("round", comparison.primary, "weighted", "worst_decile", "best_decile", *comparison.metrics),
         **columns("bytes_until_round", "bytes_total"),
         "target": comparison.target,
         "seeds_reaching_target": row.reached,
         **columns("rounds_to_target", "bytes_to_target"),
-        "reference": comparison.reference.label if d else None,
-        "pairs": d and d.pairs,
-        **{f"difference_{name}": getattr(d, name, None) for name in ("mean", "low", "high")},
-        **{name: getattr(d, name, None) for name in ("better", "equal", "worse", "p", "p_holm")},
+        **{f"{start}{key}": value for start, each in families for key, value in difference(each).items()},
+        "identical_to": "; ".join(label for label in same if label != group.label),
     }
 
 
@@ -163,9 +185,9 @@ def _spread(spread: Spread | None, decimals: int | None, scale: float, std: bool
     return text if spread.std is None or not std else f"{text} ± {spread.std / scale:.{decimals}f}"
 
 
-def _signed(value: float) -> str:
-    text = f"{value:+.4f}"
-    return "0.0000" if float(text) == 0 else text
+def _signed(value: float | None) -> str:
+    text = NONE if value is None else f"{value:+.4f}"
+    return "0.0000" if text in ("+0.0000", "-0.0000") else text
 
 
 def title(comparison: Comparison) -> str:
@@ -190,6 +212,7 @@ def notes(comparison: Comparison) -> Iterator[str]:
     clients += ", without newcomers" if any(run.summary.get("newcomers") for run in runs) else ""
     primary, worst = comparison.primary, "lowest" if comparison.higher else "highest"
     yield f"{primary}: mean test {primary} over {clients}{spread}"
+    yield "weighted mean: weighted by the clients' test examples"
     yield f"worst decile: mean {primary} of the 10% of clients with the {worst} {primary}"
     if comparison.metrics:
         yield f"{', '.join(comparison.metrics)}: mean over the same clients, on test data, in the same round"
@@ -205,6 +228,7 @@ def notes(comparison: Comparison) -> Iterator[str]:
         dash = "; — if a seed does not reach it" if unreached else ""
         least = "least" if comparison.higher else "most"
         yield f"to {comparison.target:g}: up to the first round with at {least} this mean {primary}{seen}{given}{dash}"
+    yield from (f"the same {primary} on every client in every seed: {listed(each)}" for each in comparison.identical)
     yield from untrained(comparison)
     for group in comparison.groups:
         for run in group.left_out:
@@ -239,7 +263,23 @@ def render(comparisons: Sequence[Comparison], kind: Format) -> str:
     """Return comparisons in one of the formats, without a final line break."""
     if kind == "csv":
         return as_csv([record for comparison in comparisons for record in records(comparison)])
-    return "\n\n\n".join(drawn(tables(comparison), kind) for comparison in comparisons)
+    return "\n\n\n".join(drawn(made, kind) for made in (*map(tables, comparisons), overview(comparisons)) if made)
+
+
+def overview(comparisons: Sequence[Comparison]) -> list[Table]:
+    """Return a table with the differences of each method on several benchmarks; nothing with fewer than two."""
+    found = [each for each in comparisons if each.differences and not each.objections]
+    if len(found) < 2:
+        return []
+    differences = [{d.group.label: d for d in each.differences} for each in found]
+    rows = [
+        (label, *(f"{_signed(own[label].mean)}, {own[label].level}" if label in own else NONE for own in differences))
+        for label in dict.fromkeys(label for own in differences for label in own)
+    ]
+    notes = [f"{n}: {title(each)}; reference {each.reference.label}" for n, each in enumerate(found, 1)]
+    headers = ("method", *map(str, range(1, len(found) + 1)))
+    text = over_benchmarks([(each.families[0], each.higher) for each in found])
+    return [Table("Differences on each benchmark", headers, tuple(rows), tuple(notes), text)]
 
 
 def drawn(made: Sequence[Table], kind: Format) -> str:
@@ -248,7 +288,8 @@ def drawn(made: Sequence[Table], kind: Format) -> str:
 
 
 def _text(table: Table) -> str:
-    return "\n".join([table.title, "", _grid(table, "simple"), "", *table.notes])
+    text = [fill(table.text, WIDTH), ""] * bool(table.text)
+    return "\n".join([table.title, "", *text, _grid(table, "simple"), "", *table.notes])
 
 
 def _markdown(table: Table) -> str:
@@ -259,12 +300,13 @@ def _markdown(table: Table) -> str:
 
     rows = tuple(tuple(map(escaped, row)) for row in table.rows)
     grid = _grid(replace(table, headers=tuple(map(escaped, table.headers)), rows=rows), "pipe")
-    return "\n".join([escaped(table.title), "", grid, "", *(f"- {escaped(note)}" for note in table.notes)])
+    text = [escaped(table.text), ""] * bool(table.text)
+    return "\n".join([escaped(table.title), "", *text, grid, "", *(f"- {escaped(note)}" for note in table.notes)])
 
 
 def _latex(table: Table) -> str:
     """Return a LaTeX table environment, which needs the package booktabs."""
-    caption = ". ".join((table.title, *table.notes))
+    caption = ". ".join(filter(None, (table.title, table.text.removesuffix("."), *table.notes)))
     escaped = "".join(LATEX_ESCAPE_RULES.get(character, character) for character in caption)
     grid = _grid(table, "latex_booktabs")
     made = f"\\begin{{table}}\n\\centering\n{grid}\n\\caption{{{escaped}.}}\n\\end{{table}}"
@@ -331,8 +373,9 @@ class Comparisons(tuple[Comparison, ...]):
 
     def _repr_html_(self) -> str:
         return "".join(
-            f"<p><b>{escape(table.title)}</b></p>{tabulate(table.rows, table.headers, 'html', disable_numparse=True)}"
+            f"<p><b>{escape(table.title)}</b></p><p>{escape(table.text)}</p>"
+            f"{tabulate(table.rows, table.headers, 'html', disable_numparse=True)}"
             f"<p>{'<br>'.join(map(escape, table.notes))}</p>"
-            for comparison in self
-            for table in tables(comparison)
+            for made in (*map(tables, self), overview(self))
+            for table in made
         )

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import pflsim.analysis.report.charts as charts
 import pflsim.analysis.report.facts as facts
-from pflsim.analysis.comparison import STATS, TOLERANCE, Comparison, Row, Spread, compare, compare_sets, row
+from pflsim.analysis.comparison import STATS, Comparison, Row, Spread, compare, compare_sets, row
 from pflsim.analysis.curves import BAND
 from pflsim.analysis.groups import Group, check_evaluation
 from pflsim.analysis.report.grid import grid_of
 from pflsim.analysis.report.svg import PALETTE
 from pflsim.analysis.runs import incomplete, read_run
+from pflsim.analysis.tables import overview, untrained
 from pflsim.analysis.tables import title as heading
-from pflsim.analysis.tables import untrained
 from pflsim.config.names import listed, written
 from pflsim.errors import SettingsError
 from pflsim.records.heatmaps import drawing
 from pflsim.records.summary import Choice, who_is_evaluated
 from pflsim.terminal.formats import CHOSEN, WHEN, format_bytes, format_seconds, plural
 from pflsim.types import ModelKind
-
-MAX_NAMES = 5
-"""Longer lists of methods are replaced by their number."""
 
 
 def page(folders: Sequence[Path]) -> str:
@@ -74,6 +71,11 @@ def banners(comparison: Comparison) -> list[str]:
     """Return the warnings at the top of the page."""
     lines = [f"These runs should not be compared: {reason}." for reason in comparison.objections]
     lines += [f"{reason}." for reason in (*incomplete(comparison.runs), *untrained(comparison))]
+    counts = [(row.group.label, row.figures["undefined"]) for row in comparison.rows if "undefined" in row.figures]
+    if found := [f"{count.mean:g} with {label}" for label, count in counts if count.mean]:
+        lines.append(
+            f"Clients for which {comparison.primary} is undefined, and which do not count: {', '.join(found)}."
+        )
     warned = {warning: run.name for run in comparison.runs for warning in run.summary.get("warnings", ())}
     lines += [f"Warning of {name}: {warning}." for warning, name in warned.items()]
     repeated = [run.name for group in comparison.groups for run in group.left_out]
@@ -106,13 +108,14 @@ def _render(contexts: Sequence[Mapping[str, Any]]) -> str:
     env.filters["duration"] = lambda value: format_seconds(value.mean)
     env.filters["yaml"] = partial(safe_dump, sort_keys=False, allow_unicode=True)
     env.globals |= {"WHEN": WHEN, "CHOSEN": CHOSEN, "STATS": STATS, "BAND": BAND, "charts": charts, "facts": facts}
-    env.globals |= {"heading": heading, "banners": banners, "sentences": sentences, "others": others}
+    env.globals |= {"heading": heading, "banners": banners, "others": others}
     env.globals["shade"] = lambda number: f"var(--c{number % len(PALETTE) + 1})"
     env.globals["settings_of"] = lambda group: " ".join(f"{key}={written(v)}" for key, v in group.settings.items())
+    verdicts = overview([context["comparison"] for context in contexts])
     titles = list(dict.fromkeys(context["title"] for context in contexts))
     texts = [env.get_template("section.html").render(context) for context in contexts]
     sections = [Markup(_with_own_ids(text, number) if number else text) for number, text in enumerate(texts)]
-    return env.get_template("report.html").render(title="; ".join(titles), sections=sections)
+    return env.get_template("report.html").render(title="; ".join(titles), sections=sections, overview=verdicts)
 
 
 def _with_own_ids(section: str, number: int) -> str:
@@ -136,52 +139,3 @@ def _p(value: float | None) -> str:
 def _size(value: Spread | float | None) -> str:
     count = value.mean if isinstance(value, Spread) else value
     return "—" if count is None else format_bytes(count)
-
-
-def sentences(comparison: Comparison) -> list[str]:
-    """Return the main results in at most four sentences."""
-    rows = comparison.rows
-    if comparison.objections:
-        return ["These runs should not be compared, so none is called better."]
-    if len(rows) == 1:
-        (row,) = rows
-        mean, worst, sent = row.figures["mean"].mean, row.figures["worst_decile"].mean, format_bytes(_bytes(row))
-        said = f"Mean test {comparison.primary} {mean:.3f}, worst decile {worst:.3f}"
-        return [f"{said}, {sent} of traffic up to that round.", *_undefined(comparison)]
-    end, pick = ("Highest", max) if comparison.higher else ("Lowest", min)
-    best = _best(rows, "mean", pick), _best(rows, "worst_decile", pick)
-    said = [f"{end} mean {comparison.primary}: {best[0]}. {end} worst decile: {best[1]}."]
-    if comparison.differences:
-        clear = [(d.group.label, d.mean or 0.0) for d in comparison.differences if d.clear]
-        parts = {
-            "clearly higher for": [label for label, mean in clear if mean > 0],
-            "clearly lower for": [label for label, mean in clear if mean < 0],
-            "not clear for": [d.group.label for d in comparison.differences if not d.clear],
-        }
-        text = "; ".join(f"{what} {_names(labels)}" for what, labels in parts.items() if labels)
-        said.append(f"Mean {comparison.primary} compared with {comparison.reference.label}: {text}.")
-    least, most = min(rows, key=_bytes), max(rows, key=_bytes)
-    low, high = (f"{format_bytes(_bytes(row))} ({row.group.label})" for row in (least, most))
-    spread = f"from {low} to {high}" if _bytes(least) < _bytes(most) else f"{format_bytes(_bytes(most))} each"
-    return [*said, f"Traffic up to these rounds: {spread}.", *_undefined(comparison)]
-
-
-def _undefined(comparison: Comparison) -> Iterator[str]:
-    """Yield a sentence if the primary metric cannot be computed for some clients."""
-    counts = [(row.group.label, row.figures["undefined"]) for row in comparison.rows if "undefined" in row.figures]
-    if found := [f"{count.mean:g} with {label}" for label, count in counts if count.mean]:
-        yield f"Clients for which {comparison.primary} is undefined, and which do not count: {', '.join(found)}."
-
-
-def _bytes(row: Row) -> float:
-    return row.figures["bytes_until_round"].mean
-
-
-def _best(rows: Sequence[Row], figure: str, pick: Callable[..., float]) -> str:
-    best = pick(row.figures[figure].mean for row in rows)
-    near = [row.group.label for row in rows if abs(best - row.figures[figure].mean) < TOLERANCE]
-    return f"{_names(near)} ({best:.3f})"
-
-
-def _names(labels: Sequence[str]) -> str:
-    return listed(labels) if len(labels) <= MAX_NAMES else f"{len(labels)} methods"

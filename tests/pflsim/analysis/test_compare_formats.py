@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from made_runs import made
 
-from pflsim.analysis.comparison import Comparison, compare
+from pflsim.analysis.comparison import Comparison, compare, compare_sets
 from pflsim.analysis.groups import group_runs
 from pflsim.analysis.runs import Run
-from pflsim.analysis.tables import Table, as_csv, drawn, numbers, render
+from pflsim.analysis.tables import Format, Table, as_csv, drawn, numbers, render
 from pflsim.records.summary import Choice
 
 
@@ -39,11 +39,13 @@ def test_text(comparison: Comparison) -> None:
     lines = {line.split()[0]: line for line in written.splitlines() if line}
     cells = re.split(r" {2,}", lines["local"])
     assert cells == [
-        "local", "personal, trained", "1", "0.825 ± 0.035", "0.800 ± 0.000", "0", "0", "1.0 ± 0.0", "0 ± 0",
+        "local", "personal, trained", "1", "0.825 ± 0.035", "0.825", "0.800 ± 0.000", "0", "0", "1.0 ± 0.0",
+        "0",
     ]  # fmt: skip
-    first = next(line for line in written.splitlines() if line.startswith("fedavg"))
+    first = next(line for line in written.splitlines() if line.startswith("fedavg  "))
     assert re.split(r" {2,}", first) == [
-        "fedavg", "global, received", "2", "0.900 ± 0.000", "0.900 ± 0.000", "4000", "4000", "2.0 ± 0.0", "4000 ± 0",
+        "fedavg", "global, received", "2", "0.900 ± 0.000", "0.900", "0.900 ± 0.000", "4000", "4000",
+        "2.0 ± 0.0", "4000",
     ]  # fmt: skip
     assert re.split(r" {2,}", lines["fedavg"])[:3] == ["fedavg", "4", "+0.0750"]
     assert "\nto 0.8: " in written and "every run reaches" in written
@@ -76,6 +78,10 @@ def test_csv_has_plain_numbers(runs: list[Run], choice: Choice) -> None:
     assert float(fedavg["difference_mean"]) == pytest.approx(0.075)
     assert (fedavg["pairs"], fedavg["better"], fedavg["equal"], fedavg["worse"]) == ("4", "3", "1", "0")
     assert float(fedavg["difference_low"]) < 0.075 < float(fedavg["difference_high"])
+    assert (fedavg["level"], local["level"], local["identical_to"]) == ("not clear", "", "")
+    # the seeds' differences are 0.1 and 0.05; t is 12.706 with one degree of freedom
+    ends = [float(fedavg[f"difference_{end}_over_seeds"]) for end in ("low", "high")]
+    assert ends == pytest.approx([0.075 - 12.7062 * 0.025, 0.075 + 12.7062 * 0.025], abs=1e-5)
 
 
 def test_csv_has_a_column_for_every_setting(tmp_path: Path) -> None:
@@ -89,8 +95,8 @@ def test_markdown(comparison: Comparison) -> None:
     written = render([comparison], "markdown")
     rows = [line for line in written.splitlines() if line.startswith("|")]
     assert [cell.strip() for cell in rows[0].split("|")[1:4]] == ["method", "reported model", "round"]
-    assert re.fullmatch(r"\|:-+\|:-+\|(-+:\|){7}", rows[1])
-    assert "0.825 ± 0.035" in rows[2] and written.count("\n- ") == 6 + 3
+    assert re.fullmatch(r"\|:-+\|:-+\|(-+:\|){8}", rows[1])
+    assert "0.825 ± 0.035" in rows[2] and written.count("\n- ") == 7 + 5
 
 
 def test_latex(comparison: Comparison) -> None:
@@ -100,7 +106,26 @@ def test_latex(comparison: Comparison) -> None:
     assert r"0.825 $\pm$ 0.035" in written
     assert written.isascii()
     for row in re.findall(r"^ (?:local|fedavg).*$", written, re.MULTILINE):
-        assert row.count("&") in (7, 8) and row.endswith(r"\\")
+        assert row.count("&") == 9 and row.endswith(r"\\")
+
+
+@pytest.mark.parametrize("kind", ["text", "markdown", "latex"])
+def test_several_benchmarks_have_a_table_of_differences(tmp_path: Path, kind: Format) -> None:
+    """Six clients, all better by different amounts in three seeds on the first benchmark, all equal on the second."""
+    found = []
+    for number, gain in enumerate((10, 0)):
+        for seed in range(3):
+            for method, more in (("local", 0), ("ditto", gain)):
+                rights = [(50 + more + (more > 0) * n, 100) for n in range(6)]
+                digest, parts = f"{number}{seed:063d}", {"partition": {"alpha": number + 1.0}}
+                folder = tmp_path / f"{method}{number}{seed}"
+                found.append(made(folder, [rights], method=method, seed=seed, digest=digest, parts=parts))
+    written = render(compare_sets(found), kind)
+    last = " ".join(written.partition("Differences on each benchmark")[2].split())
+    assert re.search(r"ditto[ |&]+\+0.1250, clear[ |&]+0.0000, not clear", written)
+    assert (
+        "No method is clearly better" in last and "clearly worse in none: ditto" in last and "reference local" in last
+    )
 
 
 def test_latex_escapes() -> None:

@@ -32,7 +32,7 @@ def test_losses_that_are_not_finite(tmp_path: Path) -> None:
 
 def test_clients_without_test_examples(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a", [[(0, 0), (4, 10), (6, 10)]])
-    assert "Mean test accuracy 0.500" in page(folder)
+    assert '<td class="n">0.5000</td>' in page(folder)
 
 
 def test_nothing_evaluated_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

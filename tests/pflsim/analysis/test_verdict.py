@@ -1,0 +1,138 @@
+"""What is said of made-up differences: who is named as what, and with which numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from pflsim.analysis.differences import Difference, Family
+from pflsim.analysis.groups import Group
+from pflsim.analysis.verdict import over_benchmarks, sentences
+
+SEEDS = {"clear": (0.9, 1.0, 1.1), "only": (0.2, 1.0, 1.8), "not": (0.2, 1.0, 1.8)}
+
+
+def family(
+    differences: Mapping[str, tuple[float, str]], pairs: int = 30, seeds: int = 3, local: str = "local"
+) -> Family:
+    """The differences to a reference by name: the mean, and "clear", "only" (on these clients) or "not"."""
+    found = []
+    for name, (mean, level) in differences.items():
+        spread, p = sorted((0.8 * mean, 1.2 * mean)), 0.5 if level == "not" else 0.001
+        by_seed = tuple(mean * factor for factor in SEEDS[level][:seeds])
+        low, high = (-1.0, 1.0) if level == "not" else spread
+        found.append(Difference(Group(name, name, {}, ()), pairs, mean, by_seed, low, high, 20, 0, 10, p, p))
+    return Family(Group(local, local, {}, ()), tuple(found))
+
+
+def said(
+    differences: Mapping[str, tuple[float, str]],
+    base: float = 0.7,
+    tied: Sequence[str] = ("a",),
+    metric: str = "accuracy",
+    higher: bool = True,
+    local: str = "local",
+    **settings: int,
+) -> str:
+    means = {name: base + mean for name, (mean, _) in differences.items()} | {local: base}
+    ordered = dict(sorted(means.items(), key=lambda item: -item[1] if higher else item[1]))
+    return " ".join(sentences(ordered, family(differences, local=local, **settings), tied, metric, higher))
+
+
+def test_one_is_clear() -> None:
+    found = said({"a": (0.101, "clear"), "b": (0.02, "not")})
+    assert "Only a is clearly better than training alone (local, 0.700): 0.801, 10.1 points above" in found
+    assert "b" not in found.split() and "open" not in found
+    assert said({"a": (0.101, "clear")}).startswith("a is clearly better than training alone")
+
+
+def test_a_few_are_clear_and_some_worse() -> None:
+    found = said({"b": (0.05, "clear"), "a": (0.1, "clear"), "c": (0.01, "not"), "d": (-0.1, "clear")})
+    assert "2 of 4 methods are clearly better" in found and "a by 10.0 points and b by 5.0." in found
+    assert "d is clearly worse than local." in found and "c" not in found.split()
+
+
+def test_many_are_clear() -> None:
+    found = said({name: (0.1 + n / 100, "clear") for n, name in enumerate("abcde")} | {"f": (0.0, "not")}, tied=("e",))
+    assert "5 of 6 methods" in found and "e most, 14.0 points above" in found and "a" not in found.split()
+
+
+def test_none_is_clear() -> None:
+    assert said({"a": (0.1, "not")}) == "No method is clearly better than training alone (local, 0.700)."
+    found = said({name: (-0.1, "clear") for name in "abcde"} | {"f": (0.1, "not")})
+    assert "No method" in found and "5 methods are clearly worse" in found
+    assert "b and a are clearly worse" in said({"a": (-0.1, "clear"), "b": (-0.2, "clear"), "c": (0.1, "not")})
+
+
+def test_what_cannot_be_told_apart_from_the_best() -> None:
+    differences = {name: (0.2 - n / 100, "clear") for n, name in enumerate("abcdef")}
+    assert "open: b and c cannot be told apart from a" in said(differences, tied="abc")
+    assert "open: 5 methods cannot be told apart from a" in said(differences, tied="abcdef")
+    assert "open" not in said(differences, tied="a")
+
+
+def test_the_seeds_disagree() -> None:
+    found = said({"a": (0.1, "only"), "b": (-0.1, "only"), "c": (-0.2, "only")})
+    assert "No method is clearly better" in found and "3 seeds" in found
+    assert "a is ahead of local" in found and "c and b are behind local" in found
+
+
+def test_one_seed() -> None:
+    found = said({"a": (0.1, "clear"), "b": (0.05, "not")}, seeds=1)
+    assert "a has the highest accuracy: 0.800, 10.0 points above local (0.700)" in found
+    assert "clearly" not in found and "at least three seeds" in found and "pairs" not in found
+    assert "local has the highest accuracy: 0.700." in said({"a": (-0.1, "clear")}, seeds=1)
+    assert "a and b have the highest" in said({"a": (0.1, "not"), "b": (0.1, "not")}, seeds=1)
+
+
+def test_two_seeds() -> None:
+    found = said({"a": (0.1, "clear")}, seeds=2)
+    assert "a is clearly better" in found and "two seeds" in found and "three" in found
+
+
+@pytest.mark.parametrize(("pairs", "tests", "least", "needed"), [(5, 1, "0.062", 6), (8, 11, "0.086", 9)])
+def test_a_correction_that_few_clients_cannot_pass(pairs: int, tests: int, least: str, needed: int) -> None:
+    found = said({f"m{n}": (0.1 - n / 100, "not") for n in range(tests)}, pairs=pairs)
+    assert "m0 has the highest accuracy: 0.800" in found and "clearly" not in found
+    assert f"at least {least} over {pairs} pairs" in found and f"{needed} pairs are needed" in found
+    assert "pairs" not in said({f"m{n}": (0.1, "not") for n in range(tests)}, pairs=needed)
+
+
+def test_unlike_runs_are_not_compared() -> None:
+    differences = {"a": (0.1, "clear")}
+    found = sentences({"a": 0.8, "local": 0.7}, family(differences), ("a",), "accuracy", True, ["the seeds differ"])
+    assert found == ["These runs cannot be compared: the seeds differ."]
+
+
+def test_without_local_the_reference_takes_its_place() -> None:
+    found = said({"a": (0.1, "clear"), "b": (0.05, "clear")}, local="fedavg")
+    assert "2 of 2 methods are clearly better than fedavg (0.700)" in found and "alone" not in found
+
+
+def test_a_metric_of_which_lower_is_better() -> None:
+    found = said({"a": (-0.101, "clear"), "b": (0.1, "clear"), "c": (0.2, "only")}, metric="rmse", higher=False)
+    assert "Only a is clearly better" in found and "0.599, 0.101 below." in found
+    assert "b is clearly worse" in found and "c is behind local" in found
+    assert "a has the lowest rmse: 0.599, 0.101 below" in said(
+        {"a": (-0.101, "not")}, metric="rmse", higher=False, seeds=1
+    )
+
+
+def test_an_auroc_has_no_points() -> None:
+    assert said({"a": (0.026, "clear")}, metric="auroc").endswith(": 0.726, 0.026 above.")
+
+
+def test_nothing_is_said_without_differences() -> None:
+    assert sentences({"a": 0.8}, Family(Group("a", "a", {}, ())), (), "accuracy", True) == []
+
+
+def test_several_benchmarks_have_no_ranks() -> None:
+    one = family({"a": (0.1, "clear"), "b": (0.1, "clear"), "c": (0.1, "clear"), "d": (0.1, "only")})
+    two = family({"a": (0.1, "clear"), "b": (0.1, "not"), "c": (-0.1, "clear"), "d": (0.2, "not")})
+    error = family({"a": (-0.1, "clear")})
+    lead, some, both, none = over_benchmarks([(one, True), (two, True)]).split("; ")
+    assert lead.startswith("a is clearly better") and "all benchmarks" in lead
+    assert some.endswith("none: b") and both.endswith("others: c") and none.endswith(": d.")
+    assert over_benchmarks([(one, True), (error, False)]).startswith("a is clearly better")
+    assert over_benchmarks([(two, True), (error, True)]).startswith("No method is clearly better")
