@@ -26,7 +26,7 @@ from pflsim.engine.execution import EvalRequest, ReplyTask, TrainTask
 from pflsim.errors import ClientError, SettingsError, in_one_line
 from pflsim.messages import Message
 from pflsim.params import Selector, load_state
-from pflsim.seeding import seeded_global
+from pflsim.seeding import restored_generators, seeded_global
 from pflsim.servers.base import Federation, ServerRule
 
 ONE_STEP = 1e-9
@@ -80,6 +80,7 @@ def try_clients(
     raise SettingsError(f"{culprit}: a trial before round 1 fails: {in_one_line(cause)}") from cause
 
 
+@restored_generators()
 def _two_rounds(
     factory: ClientFactory, data: tuple[Dataset, Partition], server: tuple[ServerRule[Any], Federation], model: str
 ) -> frozenset[str]:

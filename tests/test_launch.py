@@ -283,7 +283,7 @@ def test_a_sweep_is_checked_before_its_first_run(refused: Refused) -> None:
         (["local_steps=1", "local_epochs=1"], "local_epochs=1 and local_steps=1"),
         (["fraction=0.01"], "fraction=0.01"),
         (["--config-dir", "nowhere"], "there is no such folder"),
-        (["learning_rate=0.1"], "learning_rate: no such setting. Did you mean lr?"),
+        (["learning_rate=0.1"], "learning_rate: no such setting. Did you mean lr or server_optimizer.lr?"),
         (["optimizer.beta=0.9"], "optimizer.beta: no such setting"),
         (["-lr", "0.1"], "lr=VALUE"),
         (["--rounds", "5"], "rounds=VALUE"),

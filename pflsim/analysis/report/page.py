@@ -73,9 +73,7 @@ def banners(comparison: Comparison) -> list[str]:
     lines += [f"{reason}." for reason in (*incomplete(comparison.runs), *untrained(comparison))]
     counts = [(row.group.label, row.figures["undefined"]) for row in comparison.rows if "undefined" in row.figures]
     if found := [f"{count.mean:g} with {label}" for label, count in counts if count.mean]:
-        lines.append(
-            f"Clients for which {comparison.primary} is undefined, and which do not count: {', '.join(found)}."
-        )
+        lines.append(f"{comparison.primary} is undefined for clients, which do not count: {', '.join(found)}.")
     warned = {warning: run.name for run in comparison.runs for warning in run.summary.get("warnings", ())}
     lines += [f"Warning of {name}: {warning}." for warning, name in warned.items()]
     repeated = [run.name for group in comparison.groups for run in group.left_out]
