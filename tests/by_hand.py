@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from support import World, softmax
+from support import World, exact, softmax
 
 from lightning_modules.hosts.inline import InlineExecutor
 from pflsim.engine.execution import EvalRequest
@@ -28,13 +28,9 @@ def started(make: World) -> Iterator[InlineExecutor]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        data = make.dataset
         module = make.factory.build()
-        yield replace(
-            make,
-            dataset=replace(data, x=data.x.astype(np.float64) / data.scale),
-            federation=replace(make.federation, initial=module.shared_tensors(), head=module.net.head),
-        ).inline()
+        federation = replace(make.federation, initial=module.shared_tensors(), head=module.net.head)
+        yield replace(make, dataset=exact(make.dataset), federation=federation).inline()
     finally:
         torch.set_default_dtype(before)
 
@@ -61,6 +57,13 @@ def batches(
         for start in range(0, len(y), size):
             rows = order[start : start + size]
             yield x[rows], y[rows]
+
+
+def sgd(executor: InlineExecutor, client: int, t: int, w: Arrays, lr: float) -> Arrays:
+    """A client's model after an epoch of SGD on the cross-entropy."""
+    for x, y in batches(executor, client, t):
+        w = plus(w, -lr, gradient(w, x, y))
+    return w
 
 
 def features(w: Arrays, x: np.ndarray) -> np.ndarray:

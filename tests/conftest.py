@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,51 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         pool, slow = "pool" in getattr(item, "fixturenames", ()), item.get_closest_marker("slow")
         if pool or item.get_closest_marker("ray"):
             item.add_marker(pytest.mark.xdist_group("ray" if pool or not slow else "ray-programs"))
+
+
+@pytest.fixture
+def double() -> Iterator[None]:
+    """Modules are built in float64."""
+    import torch
+
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Calls the command line with what must be refused, and returns the one line that says why."""
+    from pflsim import cli
+
+    def refuse(*words: str) -> str:
+        capsys.readouterr()
+        assert cli.main([*words]) == 2
+        said = capsys.readouterr()
+        (line,) = said.err.splitlines()
+        assert not said.out
+        return line
+
+    return refuse
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, which is the working directory and the first to import from."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def mine(here: Path) -> Iterator[Path]:
+    """The working directory, from which `mine` is imported: the examples of docs/add-a-method.md."""
+    from documents import ROOT, write_files
+
+    write_files(ROOT / "docs" / "add-a-method.md", here)
+    yield here
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mine"]:
+        del sys.modules[name]
 
 
 @pytest.fixture(scope="session")

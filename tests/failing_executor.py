@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from support import PLANNED, Records, World, planned, states
+from support import PLANNED, Records, World, agree, planned, states
 
 from lightning_modules.hosts.inline import InlineExecutor
 from pflsim.engine.execution import FaultRecorder, FinetuneTask, NodeLost, ReplyTask, TrainTask
@@ -199,23 +199,10 @@ def _contents(path: Path) -> bytes:
     return json.dumps(json.loads(data[8:end]), sort_keys=True).encode() + data[end:]
 
 
-def alike(one: Any, other: Any) -> bool:
-    """Equal to the bit, in plain form."""
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(alike(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(alike, one, other))
-    return bool(one == other)
-
-
 def assert_same(one: Run, other: Run) -> None:
     """All that they leave, but for times."""
-    assert one.records == other.records
-    assert one.joined == other.joined
-    assert alike(one.states, other.states)
-    assert alike(one.server, other.server)
+    assert one.records == other.records and one.joined == other.joined
+    agree([one.states, one.server], [other.states, other.server])
     assert one.files.keys() == other.files.keys()
     different = [name for name in one.files if one.files[name] != other.files[name]]
     assert not different

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from support import Records, World, plan, same, states
+from support import Records, World, plan, states
 
 from pflsim.config.settings import Placement
 from pflsim.engine.plan import RunPlan
@@ -44,9 +44,3 @@ def take_log(folder: Path) -> str:
     text = (folder / LOG).read_text() if (folder / LOG).exists() else ""
     (folder / LOG).unlink(missing_ok=True)
     return text
-
-
-def agree(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
-    assert same(one[0], other[0])
-    assert same({0: one[1]["weights"]}, {0: other[1]["weights"]})
-    assert one[2:] == other[2:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -12,10 +13,11 @@ from typing import Any, Literal
 from pflsim.analysis.runs import Run, read_run
 from pflsim.config.settings import Settings
 from pflsim.records.environment import write_environment
+from pflsim.records.evaluation import Evaluation, Stats
 from pflsim.records.folder import write_config
 from pflsim.records.summary import RunMeta
 from pflsim.records.tracker import Tracker
-from pflsim.types import EvalPhase, EvalRow, ModelKind, RoundRecord, TrainReport
+from pflsim.types import EvalPhase, EvalRow, ModelKind, RoundRecord, Split, TrainReport
 
 Counts = Sequence[tuple[int, int]]
 """(correct, total) of client 0, 1, …"""
@@ -102,6 +104,30 @@ def make_run(
 
 def _rows(counts: Counts, split: Literal["test", "val"], model: ModelKind, phase: EvalPhase) -> list[EvalRow]:
     return [EvalRow(i, split, model, phase, right, total, 0.5) for i, (right, total) in enumerate(counts)]
+
+
+EVALUATED: tuple[tuple[ModelKind, EvalPhase], ...] = (("personal", "trained"), ("global", "received"))
+SPLITS: tuple[Split, ...] = ("val", "test")
+
+
+def random_record(number: int, *, cohort: Sequence[int] | None = None, **changes: Any) -> RoundRecord:
+    """A round of six clients, of which three take part, with other values of some fields."""
+    draw = random.Random(number)
+    cohort = tuple(sorted(draw.sample(range(6), 3)) if cohort is None else cohort)
+    reports = [TrainReport(c, 10 + c, 5, {"ce": draw.random(), "prox": draw.random()}, 100 + c) for c in cohort]
+    rows = [
+        EvalRow(client, split, model, phase, draw.randint(0, 9), 9 + client, draw.random())
+        for client in range(6)
+        for split in SPLITS
+        for model, phase in EVALUATED
+    ]
+    down, times = {c: 200 + c for c in cohort}, {"downlink": 0.25, "train": 0.5}
+    return replace(RoundRecord(number, cohort, tuple(reports), down, tuple(rows), times), **changes)
+
+
+def stats(mean: float) -> Evaluation:
+    """Of ten clients, as if their accuracies were spread by 0.1 around the mean."""
+    return Evaluation(10, 1.0, {"accuracy": Stats(10, 0, mean, mean, mean, 0.1, mean, mean - 0.1, mean + 0.1)})
 
 
 def made(folder: Path, test: Sequence[Counts], **settings: Any) -> Run:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 from torch.fx import GraphModule
 
@@ -34,6 +37,7 @@ from pflsim.data.federate import load_federation
 from pflsim.data.federated import Examples, Partition, shard
 from pflsim.engine.execution import Executor, Trained, TrainTask
 from pflsim.engine.plan import RunPlan
+from pflsim.errors import SettingsError
 from pflsim.messages import Uplink
 from pflsim.records.evaluation import Scope
 from pflsim.records.saved_settings import saved_settings
@@ -95,9 +99,7 @@ class World:
     settings: Settings = Settings()
 
     def inline(self) -> InlineExecutor:
-        executor = InlineExecutor(self)
-        executor.start()
-        return executor
+        return inline(self)
 
     @property
     def clients(self) -> int:
@@ -110,6 +112,13 @@ class World:
         return replace(self, settings=Settings(on_client_error=rule))
 
 
+def inline(made: Any) -> InlineExecutor:
+    """A started executor."""
+    executor = InlineExecutor(made)
+    executor.start()
+    return executor
+
+
 def dataset(classes: int = 3, per_class: int = 40, shape: tuple[int, ...] = (1, 4, 4), seed: int = 0) -> Dataset:
     """Noisy images of a few classes, uint8."""
     rng = np.random.default_rng(seed)
@@ -117,6 +126,11 @@ def dataset(classes: int = 3, per_class: int = 40, shape: tuple[int, ...] = (1, 
     y = np.tile(np.arange(classes), per_class)
     x = np.clip(centres[y] + rng.normal(0, 30, size=(len(y), *shape)), 0, 255).astype(np.uint8)
     return Dataset("made_up", x, y.astype(np.int64), classes, train_size=len(y) * 3 // 4)
+
+
+def exact(data: Dataset) -> Dataset:
+    """The same in float64, scaled."""
+    return replace(data, x=data.x.astype(np.float64) / data.scale)
 
 
 def partition(data: Dataset, sizes: tuple[int, ...]) -> Partition:
@@ -251,6 +265,25 @@ def same(a: dict[int, dict[str, torch.Tensor]], b: dict[int, dict[str, torch.Ten
     )
 
 
+def agree(one: Any, other: Any) -> None:
+    """Assert that both are equal, to the bit and in the strides of tensors, at any depth."""
+    assert type(one) is type(other)
+    if is_dataclass(one):
+        agree(*({field.name: getattr(side, field.name) for field in fields(side)} for side in (one, other)))
+    elif isinstance(one, dict):
+        assert list(one) == list(other)
+        for key in one:
+            agree(one[key], other[key])
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            agree(a, b)
+    elif isinstance(one, torch.Tensor):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True, check_stride=True)
+    else:
+        assert one == other
+
+
 def check_loaded(
     run: Run, *clients: int, scope: Scope | None = None, tests: Sequence[Examples] = (), export: bool = True
 ) -> None:
@@ -276,6 +309,20 @@ def check_loaded(
         assert float(loss) == pytest.approx(recorded["loss"][client], rel=1e-4)  # as much right by chance is not enough
 
 
+@contextmanager
+def refusing(*words: str, match: str = "", lines: int = 1, kind: type[Exception] = SettingsError) -> Iterator[None]:
+    """Assert that what is inside is refused in so many lines, which have these words and match the pattern."""
+    with pytest.raises(kind, match=match or None) as caught:
+        yield
+    said = str(caught.value)
+    assert said.count("\n") == lines - 1 and all(word in said for word in words), said
+
+
+def events(folder: Path) -> EventAccumulator:
+    """The events of a run, as TensorBoard reads them."""
+    return EventAccumulator(str(folder), size_guidance={"scalars": 0, "images": 0, "histograms": 0}).Reload()
+
+
 def examples_of(run: Run) -> list[Examples]:
     """The test examples of all clients of a run."""
     data, rows = load_federation(saved_settings(run.folder))
@@ -285,6 +332,14 @@ def examples_of(run: Run) -> list[Examples]:
 BATCH_NORM = partial(Cnn, channels=[2, 3], kernel=3, padding=1, hidden=6, norm="batch")
 
 
+class Pooled(Net):
+    """A head that needs maps."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int):
+        head = torch.nn.Sequential(torch.nn.Conv2d(2, classes, 1), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+        super().__init__(torch.nn.Conv2d(shape[0], 2, 1), head, (2, *shape[1:]), classes)
+
+
 def normed(shape: tuple[int, ...], classes: int) -> Net:
     """A net with batch normalisation, `net.body.2`."""
     width = int(np.prod(shape))
@@ -292,10 +347,15 @@ def normed(shape: tuple[int, ...], classes: int) -> Net:
     return Net(body, torch.nn.Linear(6, classes), (6,), classes)
 
 
+def settings_of(*overrides: str) -> Settings:
+    """Settings, as the command line composes them."""
+    with composing([CONFIGS]):
+        return to_settings(composed(overrides, [CONFIGS]))
+
+
 def prepared(*overrides: str) -> PreparedRun:
     """A run, as the command line prepares it."""
-    with composing([CONFIGS]):
-        return prepare(to_settings(composed(["executor=inline", *overrides], [CONFIGS])))
+    return prepare(settings_of("executor=inline", *overrides))
 
 
 def after(made: World, count: int = 3, fraction: float = 1.0) -> dict[int, dict[str, torch.Tensor]]:

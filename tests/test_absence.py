@@ -15,14 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import KINDS, METHOD_PARAMS, prepared, states
+from support import KINDS, METHOD_PARAMS, inline, prepared, states
 
+from lightning_modules.contract.checks import equal
 from lightning_modules.hosts.devices import torch_threads
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.loop import train
 from lightning_modules.prepare import PreparedRun
 from pflsim.engine.execution import EvalRequest, ReplyTask, Sent, TrainTask
-from pflsim.messages import Message, Prototypes, Uplink
+from pflsim.messages import Message, Uplink
 from pflsim.records.checkpoint_write import to_containers as plain_state
 from pflsim.seeding import seeded_global, torch_generator
 
@@ -43,10 +44,8 @@ def job(method: str) -> PreparedRun:
 
 def start(method: str, initial_round: Collection[int] = ALL) -> InlineExecutor:
     """A federation; these clients reply in the initial round, if the method has one."""
-    made = job(method)
-    executor = InlineExecutor(made)
-    executor.start()
-    if made.rule.initial_round:
+    executor = inline(job(method))
+    if executor.server.rule.initial_round:
         executor.server.fuse(
             [up for up in replies(executor.run(ReplyTask(), Sent.nothing(ALL))) if up.client in initial_round]
         )
@@ -95,10 +94,7 @@ def check(executor: InlineExecutor, t: int) -> None:
     """Nothing is anything but finite, and everything can be asked of the server and of every client."""
     assert finite(plain_state(executor.server.state)) and finite(dict(executor.server_numbers()))
     assert all(finite(state) for state in states(executor).values())
-    for message in (
-        *executor.server.downlinks(ALL).values(),
-        *executor.server.downlinks([5], joining=True).values(),
-    ):
+    for message in (*executor.server.downlinks(ALL).values(), executor.server.downlinks([5], joining=True)[5]):
         check_message(executor, message)
     for model, phase in (("personal", "trained"), ("personal", "received"), ("global", "received")):
         rows = executor.evaluate(EvalRequest(model, phase, ALL, ("test",), t))  # type: ignore[arg-type]
@@ -117,17 +113,6 @@ def kept(executor: InlineExecutor) -> dict[str, Any]:
 def counters(executor: InlineExecutor) -> dict[str, int]:
     state = executor.server.state
     return {f.name: getattr(state, f.name) for f in fields(state) if f.name in COUNTERS}
-
-
-def equal(a: Any, b: Any) -> bool:
-    """Equal to the bit, through mappings and lists."""
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b, strict=True))
-    return a == b
 
 
 def downlinks(executor: InlineExecutor) -> Any:
@@ -237,13 +222,3 @@ def test_stragglers_of_every_method(method: str) -> None:
         assert all(map(math.isfinite, losses.values()))
         ends.append((losses, plain_state(dict(module.state_dict()))))
     assert equal(list(ends[0]), list(ends[1])) and not equal(list(ends[0]), list(ends[2]))
-
-
-# What the server makes of those who are there, by NumPy ------------------------------------------------------------
-
-
-def reports(held: dict[int, tuple[np.ndarray, np.ndarray]]) -> list[Uplink]:
-    return [
-        Uplink(prototypes=Prototypes(torch.from_numpy(m), torch.from_numpy(c)), client=i, num_examples=int(c.sum()))
-        for i, (m, c) in held.items()
-    ]

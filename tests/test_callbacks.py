@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_resume import agree, left
+from support import agree
+from test_resume import left
 
 import pflsim
 from pflsim.engine.callbacks import RoundResult

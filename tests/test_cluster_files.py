@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 import yaml
+from launched import lines_until
 
 from benchmarks.loopback import Cluster
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = ROOT / "configs" / "cluster"
@@ -101,6 +102,7 @@ def started(env: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+@pytest.mark.ray
 def test_the_script_for_slurm_runs_on_all_nodes_and_ends_with_the_run(slurm: Any) -> None:
     nodes, env = slurm
     run = started(env, *SMALL, f"run_dir={nodes.head.inner_home}/run")
@@ -110,13 +112,11 @@ def test_the_script_for_slurm_runs_on_all_nodes_and_ends_with_the_run(slurm: Any
     assert (nodes.head.home / "run" / "summary.json").is_file()
 
 
+@pytest.mark.ray
 def test_a_slurm_job_whose_time_is_over_saves_its_state(slurm: Any) -> None:
     nodes, env = slurm
     run = started(env, *SMALL[:2], "rounds=100000", *SMALL[3:], f"run_dir={nodes.head.inner_home}/run")
-    assert run.stdout is not None
-    for line in run.stdout:
-        if line.startswith("round      3/"):
-            break
+    lines_until(run, "round      3/")
     os.kill(run.pid, signal.SIGTERM)
     out, _ = run.communicate(timeout=120)
     assert run.returncode == 128 + signal.SIGTERM, out

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from failing_clients import set_trap
+from launched import lines_until
 
 from benchmarks.loopback import RAY, Cluster, Node
+from pflsim import cli
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
-LAUNCH = Path(__file__).resolve().parents[1] / "launch.py"
 SMALL = ["method=fedavg", "clients=6", "rounds=8", "lockstep=false", "model.hidden=[8]"]
 """States that Ray sends to the driver with its answers."""
 LARGE = ["method=pfedcfr", "clients=6", "rounds=8", "lockstep=false", "model.hidden=[512]"]
@@ -30,29 +30,14 @@ def cluster() -> Iterator[Cluster]:
         yield made
 
 
-def lines_until(run: subprocess.Popen[str], start: str) -> list[str]:
-    """The output up to a line that begins so."""
-    assert run.stdout is not None
-    said = []
-    for line in run.stdout:
-        said.append(line)
-        if line.startswith(start):
-            return said
-    raise AssertionError(f"no line {start}: {''.join(said)}")
-
-
 def the_rest(run: subprocess.Popen[str]) -> str:
     out, _ = run.communicate(timeout=300)
     return out
 
 
 def inline(folder: Path, arguments: Sequence[str]) -> Path:
-    """The same run in one process."""
-    done = subprocess.run(
-        [sys.executable, str(LAUNCH), *arguments, "executor=inline", "run_dir=inline", "progress=quiet"],
-        cwd=folder, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    """The same run in this process."""
+    assert cli.main([*arguments, "executor=inline", f"run_dir={folder / 'inline'}", "progress=quiet"]) == 0
     return folder / "inline"
 
 
@@ -76,7 +61,7 @@ def test_a_node_that_dies_costs_time_and_no_bit(cluster: Cluster, tmp_path: Path
     """As a job. Its states are lost with it: those of a checkpoint are used, and the rounds since are repeated."""
     cluster.start(1, 1, 1, 1)
     to = ["--address", cluster.http_address]
-    saved = [*LARGE[:2], "rounds=60", *LARGE[3:], "checkpoint.every=10"]
+    saved = [*LARGE[:2], "rounds=30", *LARGE[3:], "checkpoint.every=10"]
     given = [*saved, "placement.actors=2", "run_dir=run"]
     job = cluster.launch("submit", *to, "--id", "survivor", "--driver-resource", "driver=1", *given)
     said = the_rest(job)
@@ -90,7 +75,7 @@ def test_a_node_that_dies_costs_time_and_no_bit(cluster: Cluster, tmp_path: Path
     dying = nodes_of((folder / "run.log").read_text().splitlines(), cluster)[-1]
     dying.kill()
     said = the_rest(job)
-    assert job.returncode == 0 and "round 60/60" in said, said
+    assert job.returncode == 0 and "round 30/30" in said, said
     assert not [node for node in nodes_of(said.splitlines(), cluster) if node is dying], said
     log = (folder / "run.log").read_text()
     assert re.search(r"round_0\d\d0; rounds \d+ to \d+ are repeated", log), log
@@ -101,10 +86,10 @@ def test_without_room_for_its_actors_a_run_ends_and_is_resumed_on_what_is_left(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     cluster.start(0, 1, 1)
-    saved = [*LARGE[:2], "rounds=40", *LARGE[3:], "checkpoint.every=5"]
+    saved = [*LARGE[:2], "rounds=24", *LARGE[3:], "checkpoint.every=5"]
     joined = f"ray_address={cluster.address}"
     run = cluster.launch(*saved, joined, "run_dir=run", "placement.wait_s=5")
-    lines_until(run, "round 13/40")
+    lines_until(run, "round 13/24")
     cluster.nodes[2].kill()
     said = the_rest(run)
     assert run.returncode == 1, said

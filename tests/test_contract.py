@@ -20,6 +20,7 @@ from support import (
     RUN_PARAMS,
     Records,
     check_loaded,
+    inline,
     planned,
     same,
     slow_except,
@@ -38,7 +39,6 @@ from lightning_modules.contract.checks import (
     training_helps,
 )
 from lightning_modules.contract.command import maker
-from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.prepare import PreparedRun
 from pflsim.config.compose import CONFIGS
 from pflsim.engine.simulation import Simulation
@@ -58,12 +58,6 @@ FAST = [check for check in CHECKS if check not in SLOW]
 def _made(method: str, overrides: tuple[str, ...], dtype: torch.dtype) -> PreparedRun:
     del dtype  # part of the key only
     return maker(method, (), [CONFIGS])(*overrides)
-
-
-def inline(made: PreparedRun) -> InlineExecutor:
-    executor = InlineExecutor(made)
-    executor.start()
-    return executor
 
 
 def job(method: str, *overrides: str) -> PreparedRun:

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from run_files import read_message, read_server
-from support import slow_except
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from support import events, slow_except
 
 from pflsim import cli
 from pflsim.messages import Uplink
@@ -27,7 +26,6 @@ def test_what_a_method_shows(method: str, tmp_path: Path) -> None:
                "trace.rounds=[3]", "lockstep=false", "tracking.diagnostics_every=2", f"run_dir={folder}"]  # fmt: skip
     assert cli.main(options) == 0
     seen = read_matrices(folder)
-    assert seen is not None
     assert seen.round == 3
     found = {m.name: m.values for m in seen.matrices}
     kind = FROM_NUMBERS.get(method)
@@ -63,10 +61,9 @@ def similarity(folder: Path) -> np.ndarray:
 
 def pictures(folder: Path, seen: RoundMatrices) -> None:
     """Each kind once at least, and the last one is of the last round."""
-    events = EventAccumulator(str(folder), size_guidance={"images": 0}).Reload()
-    kinds = {f"diagnostics/{m.name.partition('/')[0]}" for m in seen.matrices}
-    assert set(events.Tags()["images"]) == kinds | {"partition"}
-    assert all(events.Images(kind)[-1].step == 3 for kind in kinds)
+    shown, kinds = events(folder), {f"diagnostics/{m.name.partition('/')[0]}" for m in seen.matrices}
+    assert set(shown.Tags()["images"]) == kinds | {"partition"}
+    assert all(shown.Images(kind)[-1].step == 3 for kind in kinds)
 
 
 def test_the_confusion_agrees_with_what_was_counted(tmp_path: Path) -> None:
@@ -75,7 +72,6 @@ def test_the_confusion_agrees_with_what_was_counted(tmp_path: Path) -> None:
     assert cli.main(["method=local", "executor=inline", "clients=1", "rounds=2", "partition=iid",
                         f"run_dir={folder}"]) == 0  # fmt: skip
     seen = read_matrices(folder)
-    assert seen is not None
     (confusion,) = [m.values for m in seen.matrices if m.name == "confusion"]
     counts = json.loads((folder / "partition.json").read_text())["class_counts"][0]["test"]
     last = json.loads((folder / "summary.json").read_text())["accuracy"]["personal"]["last"]

@@ -7,11 +7,12 @@ import shlex
 from pathlib import Path
 
 import pytest
+from support import settings_of
 
 from pflsim import cli
 from pflsim.config.checks import check_sweep
 from pflsim.config.components import bind, variants_of
-from pflsim.config.compose import CONFIGS, composed, composing, sweep, to_settings
+from pflsim.config.compose import CONFIGS, composing, sweep
 from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
 
@@ -23,15 +24,11 @@ NAME = "fedfcd_table1_cifar10_pat"
 
 
 def settings(*overrides: str) -> Settings:
-    with composing([CONFIGS]):
-        found = to_settings(composed(list(overrides), [CONFIGS]))
-    sound(found)
-    return found
-
-
-def sound(found: Settings) -> None:
+    """Settings with a model that can be made."""
+    found = settings_of(*overrides)
     for variant in variants_of(found.model):
         bind(variant, "model")
+    return found
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -52,7 +49,7 @@ def test_the_command_line_wins_over_quick() -> None:
     assert settings(f"+experiment={NAME}", "quick=false") == settings(f"+experiment={NAME}")
     with composing([CONFIGS]):
         jobs = sweep([f"+experiment={NAME}", "quick=true,false"], [CONFIGS])
-        assert [to_settings(composed(job, [CONFIGS])).rounds for job in jobs] == [20, 500]
+    assert [settings(*job).rounds for job in jobs] == [20, 500]
 
 
 @pytest.mark.parametrize("text", ["quick=true", f"+experiment={NAME} quick=2", f"+experiment={NAME} +quick={NAME}"])
@@ -70,7 +67,4 @@ def test_commands_in_the_comments_compose(path: Path) -> None:
         options = cli._options(shlex.split(line)[2:])
         with composing([CONFIGS]):
             jobs = sweep(options.overrides, [CONFIGS]) if options.multirun else [options.overrides]
-            runs = [to_settings(composed(job, [CONFIGS])) for job in (jobs[0], *jobs[1:][-1:])]
-        for run in runs:
-            sound(run)
-        check_sweep(runs)
+        check_sweep([settings(*job) for job in (jobs[0], *jobs[1:][-1:])])

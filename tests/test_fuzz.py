@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import random
+import re
 import types
 import typing
 import warnings
@@ -21,9 +22,8 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
-from support import Records
+from support import Records, inline
 
-from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.prepare import PreparedRun, prepare
 from pflsim.config.checks import check, settings_from
 from pflsim.config.components import COMPONENTS, settings_of, targets_of
@@ -64,14 +64,11 @@ KNOWN = {
     for part, nodes in NODES.items()
     for option, node in sorted(nodes.items())
 }
+CNN = {"channels": [2, 3], "kernel": 3, "padding": 1}
 SIZES: dict[str, dict[str, Any]] = {
-    "mlp": {"hidden": [6]},
-    "dnn": {"hidden": [6]},
-    "mnist_nn": {"hidden": [6]},
-    **dict.fromkeys(
-        ("cnn", "cnn_bn", "mnist_cnn", "cifar10_cnn"), {"channels": [2, 3], "kernel": 3, "padding": 1, "hidden": 6}
-    ),
-    **dict.fromkeys(("lenet", "lenet_bn"), {"channels": [2, 3], "kernel": 3, "padding": 1, "hidden": [6, 5]}),
+    **dict.fromkeys(("mlp", "dnn", "mnist_nn"), {"hidden": [6]}),
+    **dict.fromkeys(("cnn", "cnn_bn", "mnist_cnn", "cifar10_cnn"), {**CNN, "hidden": 6}),
+    **dict.fromkeys(("lenet", "lenet_bn"), {**CNN, "hidden": [6, 5]}),
     "pfedpm_cnn": {"hidden_channels": 3, "channels": 2, "kernel": 3, "padding": 1, "hidden": 5},
     "label_lognormal": {"smallest": 4, "largest": 20, "median": 10.0},
     "n_way_k_shot": {"n": 2, "k": 5},
@@ -152,11 +149,9 @@ def refusal(config: Mapping[str, Any]) -> str | PreparedRun:
 
 def run(job: PreparedRun, folder: Path) -> None:
     """A round, which may fail with a message."""
-    executor = InlineExecutor(job)
     plan, clients_done = replace(job.plan, cohorts=job.plan.cohorts[:1]), Records()
     try:
-        executor.start()
-        Simulation(executor, plan, folder, clients_done).run()
+        Simulation(inline(job), plan, folder, clients_done).run()
     except RunError as error:
         assert str(error)
     for row in (row for record in clients_done.records for row in record.evaluations):
@@ -231,7 +226,7 @@ def test_nonsense_is_run_or_refused(made_up: str, tmp_path_factory: pytest.TempP
         (
             "partition",
             {"_target_": "pflsim.data.partitions.n_way_k_shot", "std": -1e-9},
-            "partition.std=-1e-09: expected a number >= 0",
+            "std=-1e-09: expected",
         ),
         ("lr_decay", 1e300, "lr_decay=1e.300"),
         ("weight_decay", 1e100, "weight_decay=1e.100: expected a number"),
@@ -246,45 +241,17 @@ def test_nonsense_is_run_or_refused(made_up: str, tmp_path_factory: pytest.TempP
 def test_what_would_take_the_machine_down(made_up: str, key: str, value: Any, says: str) -> None:
     config = config_of(CHOSEN, made_up)
     put(config, key, value)
-    with pytest.raises(SettingsError, match=says):
-        made = settings_from(config)
-        check(made)
-        prepare(made)
+    said = refusal(config)
+    assert isinstance(said, str) and re.search(says, said)
 
 
 # The command line -----------------------------------------------------------------------------------------------------
 
-WRITTEN = ["1", "-1", "0.5", "1e400", "nan", "true", "null", "''", "abc", "[1,2]", "[", "{a:1}", "{", "'", '"', "\\"]
-WRITTEN += [
-    "${lr}",
-    "${nope}",
-    "${",
-    "${oc.env:NOPE}",
-    "${method}",
-    "${rounds}${seed}",
-    "???",
-    "'a b'",
-    "ünïcödé",
-    "a=b",
-]
-WRITTEN += ["1,2", "range(3)", "choice(1,2)", "interval(0,1)", "glob(*)", "int(x)", "sort(3,1)", "9" * 5000, "x" * 5000]
-WRITTEN += ["[" * 300 + "]" * 300, "[" * 3000, "{a:" * 300 + "1" + "}" * 300]
-WRITTEN += [
-    "'a b'",
-    "\n",
-    "\t",
-    "\x00",
-    "#",
-    "%",
-    "@",
-    "~",
-    "yes",
-    "0x10",
-    "1_000",
-    ".inf",
-    "${oc.decode:'['}",
-    "${lr:1}",
-]
+WRITTEN = r"""1 -1 0.5 1e400 nan true null '' abc [1,2] [ {a:1} { ' " \ ${lr} ${nope} ${ ${oc.env:NOPE} ${method}
+${rounds}${seed} ??? ünïcödé a=b 1,2 range(3) choice(1,2) interval(0,1) glob(*) int(x) sort(3,1) # % @ ~ yes 0x10 1_000
+.inf ${oc.decode:'['} ${lr:1}"""
+ODD = ["[" * 300 + "]" * 300, "[" * 3000, "{a:" * 300 + "1" + "}" * 300, "9" * 5000, "x" * 5000]
+ODD += ["'a b'", "\n", "\t", "\x00"]
 
 
 @pytest.fixture(scope="module")
@@ -295,20 +262,8 @@ def config_folder() -> Iterator[None]:
 
 @cache
 def command_keys() -> list[str]:
-    other = [
-        "method",
-        "data",
-        "placement",
-        "experiment",
-        "quick",
-        "names.method",
-        "schema",
-        "",
-        "a.b.c",
-        "method.",
-        "@x",
-    ]
-    return [*other, *OWN, *(f"{part}.{key}" for part, option in CHOSEN.items() for key in KNOWN[part, option])]
+    other = ["method", "data", "placement", "experiment", "quick", "names.method", "schema", "a.b.c", "method.", "@x"]
+    return ["", *other, *OWN, *(f"{part}.{key}" for part, option in CHOSEN.items() for key in KNOWN[part, option])]
 
 
 @settings(TAME, max_examples=60)
@@ -319,7 +274,7 @@ def command_keys() -> list[str]:
             st.sampled_from(["", "", "", "+", "++", "~", "+~"]),
             st.deferred(lambda: st.sampled_from(command_keys())),
             st.sampled_from(["=", "=", "=", "", "=="]),
-            st.one_of(st.sampled_from(WRITTEN), st.text(max_size=8)),
+            st.one_of(st.sampled_from([*WRITTEN.split(), *ODD]), st.text(max_size=8)),
         ),
         min_size=1,
         max_size=2,

@@ -81,26 +81,38 @@ def test_every_folder_says_what_belongs_there(package: str) -> None:
         assert init.exists() and ast.get_docstring(ast.parse(init.read_text())), folder.relative_to(ROOT)
 
 
-def test_the_engine_loads_neither_ray_nor_lightning() -> None:
-    """What the source says also holds at run time, through every module of the engine."""
-    names = [
-        ".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        for p in modules("pflsim")
-        if p.name != "__main__.py"
-    ]
-    code = (
-        f"import importlib, sys\nfor m in {names!r}: importlib.import_module(m)\n"
-        "found = [m for m in ('ray', 'lightning', 'pytorch_lightning') if m in sys.modules]\n"
-        "sys.exit(f'loaded: {found}' if found else 0)"
-    )
+def succeeds(code: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def dotted(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+ENGINE = ", ".join(dotted(path) for path in modules("pflsim") if path.name != "__main__.py")
+MISTAKES = "cli.main(['lr=0']) == cli.main(['method=no']) == 2"
+LIGHT = {
+    f"import {ENGINE}": "ray lightning pytorch_lightning",
+    f"from pflsim import cli; assert cli.main(['--help']) == 0 and {MISTAKES}": "torch lightning ray numpy scipy",
+    "from pflsim import cli; cli.main(['tune', '--help'])": "torch ray",
+    "from pflsim import cli; cli.main(['compare', '--help'])": "torch numpy scipy matplotlib pandas",
+    "import pflsim.records.environment as e; e.versions(), e.code(), e.machine()": "torch ray lightning",
+}
+"""What does not load some packages: all modules of the engine, and what has to be quick."""
+
+
+@pytest.mark.parametrize(("code", "heavy"), LIGHT.items(), ids=["engine", "cli", "tune", "compare", "environment"])
+def test_what_is_not_loaded(code: str, heavy: str) -> None:
+    """What the source says also holds at run time."""
+    loaded = f"import contextlib, sys\nwith contextlib.suppress(SystemExit): {code}\nfound = {heavy.split()}"
+    succeeds(f"{loaded}\nsys.exit(str([name for name in found if name in sys.modules] or '') or 0)")
 
 
 @pytest.mark.slow
 def test_actors_start_without_what_they_do_not_need() -> None:
     """The driver starts actors before it has imported torch; a server does not need Lightning, nor a client SciPy."""
-    code = """
+    succeeds("""
 import sys
 def loaded(*names): return [name for name in names if name in sys.modules]
 import ray_actors.cluster
@@ -118,6 +130,4 @@ assert not loaded(*unused), loaded(*unused)
 import torchmetrics
 assert torchmetrics.Accuracy(task="multiclass", num_classes=2) is not None
 assert torch._dynamo.config.__file__
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+""")

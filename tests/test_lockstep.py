@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -13,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import IN_BOTH_TIERS, KINDS, STACKED, FxProgram, Records, prepared, same, slow_except, states
+from support import IN_BOTH_TIERS, KINDS, FxProgram, Records, agree, exact, prepared, same, slow_except, states
+from support import STACKED as STACKABLE
 
 from lightning_modules import loop
 from lightning_modules.base import ClientModule
@@ -34,26 +34,18 @@ from ray_actors.layout import Layout
 from ray_actors.resources import ActorPool
 
 SMALL = ["data=digits", "clients=5", "rounds=2", "batch_size=8", "lr=0.05", "fraction=0.8", "model.hidden=[8]"]
-NORMED = ["model=cnn_bn", "model.padding=2", "model.channels=[2,3]", "model.hidden=6", "rounds=2", "lr=0.05"]
-
-CLIPPED = {"fedselect": ["clip_grad_norm=0.1"]}
-"""The norm of a masked gradient is that of the entries that train."""
-
-
-@pytest.fixture
-def double() -> Iterator[None]:
-    """Modules are built in float64."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+NORMED = ["data=digits", "clients=5", "rounds=2", "batch_size=8", "lr=0.05"]
+NORMED += ["model=cnn_bn", "model.padding=2", "model.channels=[2,3]", "model.hidden=6"]
 
 
 def run(made: PreparedRun, folder: Path) -> tuple[InlineExecutor, Records]:
-    data = made.dataset
-    exact = replace(data, x=data.x.astype(np.float64) / data.scale)
-    executor, records = inline(replace(made, dataset=exact)), Records()
+    executor, records = inline(replace(made, dataset=exact(made.dataset))), Records()
     Simulation(executor, made.plan, folder, records).run()
     return executor, records
+
+
+def assert_close(one: InlineExecutor, other: InlineExecutor) -> None:
+    torch.testing.assert_close(states(one), states(other), rtol=1e-9, atol=1e-11)
 
 
 def assert_equal_to_the_loop(folder: Path, *overrides: str, together: int = 3) -> None:
@@ -62,11 +54,7 @@ def assert_equal_to_the_loop(folder: Path, *overrides: str, together: int = 3) -
     assert max(map(len, made.factory.stacks)) == together
     stacked, found_in = run(made, folder / "stacked")
     assert any(len(lockstep.traces) for lockstep in stacked.host.locksteps.values())
-    expected, found = states(loop), states(stacked)
-    for client, state in expected.items():
-        assert state.keys() == found[client].keys()
-        for name, value in state.items():
-            torch.testing.assert_close(found[client][name], value, rtol=1e-9, atol=1e-11, msg=f"{client} {name}")
+    assert_close(stacked, loop)
     for one, other in zip(in_turn.records, found_in.records, strict=True):
         assert one.cohort == other.cohort
         for a, b in zip(one.reports, other.reports, strict=True):
@@ -74,53 +62,39 @@ def assert_equal_to_the_loop(folder: Path, *overrides: str, together: int = 3) -
             assert dict(b.losses) == pytest.approx(dict(a.losses), rel=1e-9, abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("method", "together"), slow_except(product(IN_BOTH_TIERS, [3]), [*product(STACKED, [3]), *product(KINDS, [1])])
-)
-def test_equal_to_the_loop(method: str, together: int, double: None, tmp_path: Path) -> None:
-    """Ragged shards, changing cohorts, last batches of other sizes; float64, so that only rounding may differ."""
-    assert_equal_to_the_loop(tmp_path, f"method={method}", *SMALL, together=together)
+DECAYED = [*SMALL, "momentum=0.5", "weight_decay=0.01", "local_steps=9"]
+FEW = ["data=digits", "clients=3", "batch_size=16", "local_steps=3", "rounds=1", "lr=0.01"]
+"""Few steps: normalisation over a few numbers makes much of rounding, as do the inner steps of pFedMe."""
+STACKED = ["data=digits", "rounds=1", "batch_size=8", "lr=0.05", "model.hidden=[8]", "local_epochs=2"]
+BELOW = [*STACKED[:-1], "batch_size=900", "partition=iid", "clients=9"]
+"""Shards below the batch size: every batch is a smaller one."""
+IN_FAST = [
+    *product(sorted(IN_BOTH_TIERS), [SMALL], [3]),
+    *product(["fedavg", "pfedpm"], [DECAYED], [3]),
+    ("fedselect", [*DECAYED, "clip_grad_norm=0.1"], 3),
+    ("fedbn", NORMED, 1),
+    *product(["fedprox"], [[*STACKED, "clients=12", f"momentum={value}"] for value in (0, 0.5)], [12]),
+    *product(["fedavg"], [[*BELOW, length] for length in ("local_steps=3", "local_epochs=2")], [9]),
+]
+IN_SLOW = [
+    *product(STACKABLE, [SMALL], [3]),
+    *product(KINDS, [SMALL], [1]),
+    *product(["fedrep", "gpfl", "per_fedavg", "pfedme"], [DECAYED], [3]),
+    *product(["fedavg", "fedbn", "ditto", "fedfcd", "r_pfedpm", "gpfl", "fedfomo", "per_fedavg"], [NORMED], [3]),
+    *product(["pfedme"], [[*NORMED, "local_steps=3"]], [1, 3]),
+    *product(["fedavg"], [[*FEW, "model=resnet18", "model.width=4"], [*FEW, "model=lenet", "model.padding=2"]], [1]),
+]
 
 
 @pytest.mark.parametrize(
-    "method",
-    slow_except(["fedavg", "fedselect"], ["fedavg", "fedrep", "fedselect", "gpfl", "per_fedavg", "pfedme", "pfedpm"]),
+    ("method", "settings", "together"),
+    slow_except(IN_FAST, [*IN_FAST, *(row for row in IN_SLOW if row not in IN_FAST)]),
 )
-def test_momentum_and_weight_decay(method: str, double: None, tmp_path: Path) -> None:
-    more = ["momentum=0.5", "weight_decay=0.01", "local_steps=9", *CLIPPED.get(method, [])]
-    assert_equal_to_the_loop(tmp_path, f"method={method}", *SMALL, *more)
-
-
-@pytest.mark.parametrize(
-    ("method", "together"),
-    slow_except(
-        [("fedbn", 1)],
-        [
-            *product(["fedavg", "fedbn", "ditto", "fedfcd", "r_pfedpm", "gpfl", "fedfomo", "per_fedavg"], [3]),
-            ("fedbn", 1),
-        ],
-    ),
-)
-def test_batch_norm(method: str, together: int, double: None, tmp_path: Path) -> None:
-    """Running statistics and counters of every client move as they do alone."""
-    few = ["data=digits", "clients=5", "batch_size=8"]
-    assert_equal_to_the_loop(tmp_path, f"method={method}", *few, *NORMED, together=together)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("together", [1, 3])
-def test_batch_norm_of_pfedme(together: int, double: None, tmp_path: Path) -> None:
-    """Few steps: its inner steps make much of rounding."""
-    few = ["data=digits", "clients=5", "batch_size=8", "local_steps=3"]
-    assert_equal_to_the_loop(tmp_path, "method=pfedme", *few, *NORMED, together=together)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["resnet18 model.width=4", "lenet model.padding=2"])
-def test_other_convolutional_models(model: str, double: None, tmp_path: Path) -> None:
-    """Few steps: normalisation over a few numbers makes much of rounding."""
-    few = ["data=digits", "clients=3", "batch_size=16", "local_steps=3", "rounds=1", "lr=0.01"]
-    assert_equal_to_the_loop(tmp_path, "method=fedavg", *few, *f"model={model}".split(), together=1)
+def test_equal_to_the_loop(method: str, settings: list[str], together: int, double: None, tmp_path: Path) -> None:
+    """Ragged shards, changing cohorts, last batches of other sizes, running statistics, and twelve clients in one
+    stack, with rows that wait between epochs; float64, so that only rounding may differ.
+    """
+    assert_equal_to_the_loop(tmp_path, f"method={method}", *settings, together=together)
 
 
 def test_equal_by_torch_fx(double: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,11 +137,7 @@ def test_stacks_are_a_matter_of_the_run() -> None:
     made = prepared("clients=12", "eval.holdout_clients=1")
     sizes = [len(rows) for rows in made.partition.train[:11]]
     flat = [client for stack in made.factory.stacks for client in stack]
-    assert flat == sorted(range(11), key=lambda c: (-sizes[c], c)) and [*map(len, made.factory.stacks)] == [
-        3,
-        4,
-        4,
-    ]
+    assert flat == sorted(range(11), key=lambda c: (-sizes[c], c)) and [*map(len, made.factory.stacks)] == [3, 4, 4]
     assert [*map(len, prepared("clients=12", "fraction=0.5").factory.stacks)] == [6, 6]
     assert [*map(len, prepared("clients=12", "lockstep_clients=12").factory.stacks)] == [12]
 
@@ -204,8 +174,8 @@ def test_stragglers_leave_early(method: str, double: None, tmp_path: Path, monke
 @pytest.mark.slow
 def test_stragglers_with_batch_norm_and_momentum(double: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow(monkeypatch)
-    few = ["data=digits", "clients=5", "batch_size=8", "momentum=0.5", "weight_decay=0.01", "local_steps=9"]
-    assert_equal_to_the_loop(tmp_path, "method=fedrep", *few, "method.head_epochs=2", *NORMED)
+    more = ["momentum=0.5", "weight_decay=0.01", "local_steps=9", "method.head_epochs=2"]
+    assert_equal_to_the_loop(tmp_path, "method=fedrep", *NORMED, *more)
 
 
 @pytest.mark.parametrize(
@@ -216,17 +186,14 @@ def test_clients_of_a_stack_with_different_pasts(method: str, double: None) -> N
     found = []
     for lockstep in (["lockstep=false"], ["lockstep=true", "lockstep_clients=5"]):
         made = prepared(f"method={method}", *SMALL, "fraction=1.0", *lockstep)
-        data = replace(made.dataset, x=made.dataset.x.astype(np.float64) / made.dataset.scale)
-        executor = inline(replace(made, dataset=data))
+        executor = inline(replace(made, dataset=exact(made.dataset)))
         for t, (reached, reported) in enumerate([((0, 1), ()), (range(5), (1, 3)), (range(5), range(5))], start=1):
             trained = executor.run(TrainTask(t), executor.send(reached))
             ups = [up for handle in trained.uplinks for up in executor.uplinks(handle)]
             executor.server.fuse([up for up in ups if up.client in reported])
-        found.append((states(executor), [report.steps for report in trained.reports]))
+        found.append((executor, [report.steps for report in trained.reports]))
     assert found[0][1] == found[1][1]
-    for client, state in found[0][0].items():
-        for name, value in state.items():
-            torch.testing.assert_close(found[1][0][client][name], value, rtol=1e-9, atol=1e-11, msg=f"{client} {name}")
+    assert_close(found[1][0], found[0][0])
 
 
 def test_a_stragglers_steps_are_counted(double: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +210,7 @@ def test_a_stragglers_steps_are_counted(double: None, tmp_path: Path, monkeypatc
 
 ODD = [*SMALL[:-1], "model.hidden=[7]", "eval.batch_size=1"]
 """The rows of a stack of 7-10 weights do not all begin where a product of one example comes to the same last bits."""
-CONV = ["data=digits", "clients=5", "rounds=2", "batch_size=8", "lr=0.05", "fraction=0.8", *NORMED[:4]]
+CONV = [*NORMED, "fraction=0.8"]
 
 
 @pytest.mark.parametrize(
@@ -267,28 +234,7 @@ def test_equal_on_actors(method: str, small: list[str], pool: ActorPool, tmp_pat
         Simulation(executor, made.plan, tmp_path / str(len(found)), records).run()
         rounds = [(record.evaluations, record.drift) for record in records.records]
         found.append(({**states(executor), "server": executor.server_numbers()}, rounds, records.joined))
-    assert found[0][1:] == found[1][1:]
-    for whose, state in found[0][0].items():
-        other = found[1][0][whose]
-        assert state.keys() == other.keys()
-        assert all(torch.equal(value, other[name]) for name, value in state.items())
-        assert all(value.stride() == other[name].stride() for name, value in state.items())
-
-
-STACKED = ["data=digits", "rounds=1", "batch_size=8", "lr=0.05", "model.hidden=[8]", "local_epochs=2"]
-
-
-@pytest.mark.parametrize("momentum", ["momentum=0", "momentum=0.5"])
-def test_rows_of_waiting_clients(momentum: str, double: None, tmp_path: Path) -> None:
-    """Twelve ragged clients in one stack: widths 12, 8, 4, 2 and 1, with rows that wait between epochs."""
-    assert_equal_to_the_loop(tmp_path, "method=fedprox", *STACKED, "clients=12", momentum, together=12)
-
-
-@pytest.mark.parametrize("length", ["local_steps=3", "local_epochs=2"])
-def test_shards_below_the_batch_size(length: str, double: None, tmp_path: Path) -> None:
-    """Every batch is a smaller one."""
-    given = [*STACKED[:-1], "batch_size=900", length]
-    assert_equal_to_the_loop(tmp_path, "method=fedavg", *given, "partition=iid", "clients=9", together=9)
+    agree(*found)
 
 
 @pytest.mark.parametrize("shards", ["partition=dirichlet", "partition=iid"])
@@ -310,9 +256,9 @@ def test_not_a_number_stays_in_its_row(double: None, tmp_path: Path) -> None:
     """Rows without a client compute on the first example of the stack; here it is not a number."""
     made = prepared(*STACKED, "clients=6", "lockstep=true", "lockstep_clients=6", "on_nonfinite=keep")
     first = made.factory.stacks[0][0]
-    x = made.dataset.x.astype(np.float64) / made.dataset.scale
-    x[made.partition.train[first][0]] = np.nan
-    executor = inline(replace(made, dataset=replace(made.dataset, x=x)))
+    data = exact(made.dataset)
+    data.x[made.partition.train[first][0]] = np.nan
+    executor = inline(replace(made, dataset=data))
     Simulation(executor, made.plan, tmp_path, Records()).run()
     for client, state in states(executor).items():
         assert all(bool(value.isfinite().all()) for value in state.values()) == (client != first), client

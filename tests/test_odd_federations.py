@@ -10,12 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import METHOD_PARAMS, RUN_PARAMS, Records, dataset
+from support import METHOD_PARAMS, RUN_PARAMS, Records, dataset, inline, settings_of
 
 from lightning_modules import prepare as preparing
-from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.prepare import prepare
-from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.config.settings import Settings
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
@@ -28,10 +26,9 @@ NORMS = ["model=cnn_bn", "model.channels=[2,3]", "model.kernel=3", "model.paddin
 
 
 @cache
-def settings_of(method: str, *overrides: str) -> Settings:
-    small = [o for o in SMALL if not (NORMS[0] in overrides and o.startswith("model."))]
-    with composing([CONFIGS]):
-        return to_settings(composed([f"method={method}", *small, *overrides], [CONFIGS]))
+def small(method: str, *overrides: str) -> Settings:
+    given = [o for o in SMALL if not (NORMS[0] in overrides and o.startswith("model."))]
+    return settings_of(f"method={method}", *given, *overrides)
 
 
 def rows_of(data: Dataset, *classes: int) -> np.ndarray:
@@ -65,9 +62,7 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, settings: Settings, chang
     partition = partition if changes is None else changes(partition)
     monkeypatch.setattr(preparing, "load_federation", lambda _: (data, partition))
     job = prepare(settings)
-    executor = InlineExecutor(job)
-    executor.start()
-    Simulation(executor, job.plan, folder, listener := Records()).run()
+    Simulation(inline(job), job.plan, folder, listener := Records()).run()
     assert [record.round for record in listener.records if record.round] == [1, 2]
     for record in listener.records:
         for row in record.evaluations:
@@ -84,7 +79,7 @@ def test_one_example_one_class_no_tests_and_a_class_nobody_has(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, method: str, lockstep: str
 ) -> None:
     """With a batch larger than every shard, too."""
-    listener = run(monkeypatch, tmp_path, settings_of(method, "batch_size=1000", f"lockstep={lockstep}"))
+    listener = run(monkeypatch, tmp_path, small(method, "batch_size=1000", f"lockstep={lockstep}"))
     assert {row.client for row in listener.records[-1].evaluations if row.split == "test"} == {0, 1, 2, 3}
 
 
@@ -93,7 +88,7 @@ def test_small_batches_that_leave_one_example_over(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, method: str
 ) -> None:
     """Batches of 3 of 7 and 10 examples: the last has one."""
-    run(monkeypatch, tmp_path, settings_of(method, "batch_size=3"))
+    run(monkeypatch, tmp_path, small(method, "batch_size=3"))
 
 
 @pytest.mark.parametrize("method", RUN_PARAMS)
@@ -102,7 +97,7 @@ def test_batch_normalisation_leaves_out_a_last_batch_of_one(
 ) -> None:
     """And refuses a client with a single example, by name; Per-FedAvg, which halves its batches, needs four."""
     least = 4 if method == "per_fedavg" else 2
-    chosen = settings_of(method, *NORMS, f"batch_size={3 * least // 2}")
+    chosen = small(method, *NORMS, f"batch_size={3 * least // 2}")
     with pytest.raises(SettingsError, match=f"client 0 has 1 training examples, .* at least {least}"):
         run(monkeypatch, tmp_path, chosen)
 
@@ -115,10 +110,10 @@ def test_batch_normalisation_leaves_out_a_last_batch_of_one(
 @pytest.mark.parametrize("method", METHOD_PARAMS)
 def test_a_batch_of_one_is_refused_with_batch_normalisation(method: str) -> None:
     with pytest.raises(SettingsError, match="batch_size=1: a model with batch normalisation needs at least"):
-        prepare(settings_of(method, *NORMS, "batch_size=1"))
+        prepare(small(method, *NORMS, "batch_size=1"))
 
 
-@pytest.mark.parametrize("method", ["fedfcd", "fedrep"])
+@pytest.mark.parametrize("method", ["fedbabu", "fedfcd", "fedrep"])
 def test_a_body_without_parameters_cannot_be_trained_apart(method: str) -> None:
     with pytest.raises(SettingsError, match=f"(?i){method} trains .*body.* no parameters"):
-        prepare(replace(settings_of(method), model={**settings_of(method).model, "hidden": []}))
+        prepare(small(method, "model.hidden=[]"))

@@ -10,10 +10,11 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
+from support import settings_of
 
 from benchmarks.paper import read_published, settings_of_rows
 from pflsim.analysis.runs import settings_by_key
-from pflsim.config.compose import CONFIGS, composed, composing, to_settings
+from pflsim.config.compose import CONFIGS
 
 pytestmark = pytest.mark.slow
 
@@ -44,8 +45,7 @@ def test_rows_differ_and_their_values_are_percentages(name: str) -> None:
 
 def test_settings_of_rows_are_those_that_hydra_composes() -> None:
     rows = (*read_published("pfedcfr_table2_mnist").rows[1:4], *read_published("fedalp_table3").rows[:2])
-    with composing([CONFIGS]):
-        each = [to_settings(composed(shlex.split(row.command), [CONFIGS])) for row in rows]
+    each = [settings_of(*shlex.split(row.command)) for row in rows]
     assert settings_of_rows(rows) == [settings_by_key(asdict(settings), settings.names) for settings in each]
     alpha = settings_of_rows((replace(rows[-1], command=f"{rows[-1].command} partition.alpha=7"),))
     assert alpha[0]["partition.alpha"] == 7

@@ -49,5 +49,4 @@ def test_ditto_reaches_its_optimum(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         a, b = 2 * z[own].T @ z[own] / len(own), 2 * z[own].T @ y[own] / len(own)
         squares.append((y[test] - z[test] @ np.linalg.solve(a + lam * np.eye(3), b + lam * w)) ** 2)
     stats = run.stats("last")
-    assert stats is not None
     assert stats.metrics["rmse"].pooled == pytest.approx(np.sqrt(np.concatenate(squares).mean()), rel=0.005)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 from fake_filesystems import Asked, contents, local_contents, nothing, register
-from test_resume import SMALL, agree, left, stop_after
+from support import agree
+from test_resume import SMALL, left, stop_after
 
 from pflsim import cli
 from pflsim.commands import resume
@@ -57,7 +58,9 @@ def as_straight(folder: Path, straight: Path) -> None:
     assert {p.name: p.read_bytes() for p in mine.iterdir()} == {p.name: p.read_bytes() for p in expected.iterdir()}
 
 
-def test_it_is_there_in_the_end(url: str, straight: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_there_in_the_end(
+    url: str, straight: Path, refused: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main([*RUN, f"run_dir={url}"]) == 0
     folder = only()
     said = capsys.readouterr()
@@ -65,21 +68,29 @@ def test_it_is_there_in_the_end(url: str, straight: Path, capsys: pytest.Capture
     assert contents(url) == local_contents(folder)
     assert yaml.safe_load((folder / "config.yaml").read_text())["run_dir"] == url
     as_straight(folder, straight)
-    assert cli.main([*RUN, f"run_dir={url}"]) == 2
+    assert refused(*RUN, f"run_dir={url}").startswith(f"error: run_dir={url} is not empty")
     assert only() == folder, "what is refused leaves no folder"
-    assert capsys.readouterr().err.startswith(f"error: run_dir={url} is not empty")
     assert cli.main([f"resume={url}"]) == 0
     assert capsys.readouterr().out == "runs/mine is complete: all of its 4 rounds are done\n"
 
 
-def test_downloaded_from_there_it_ends_as_a_straight_run(
-    url: str, straight: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stop_after(2, monkeypatch)
+def stopped(url: str, after: int, monkeypatch: pytest.MonkeyPatch) -> Path:
+    stop_after(after, monkeypatch)
     assert cli.main([*RUN, f"run_dir={url}"]) == 128 + signal.SIGINT
-    stopped = only()
-    assert f"resume with  pflsim resume={stopped} run_dir={url}\n" in capsys.readouterr().out
-    assert contents(url) == local_contents(stopped)
+    return only()
+
+
+def test_downloaded_from_there_it_ends_as_a_straight_run(
+    url: str,
+    straight: Path,
+    tmp_path: Path,
+    refused: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    first = stopped(url, 2, monkeypatch)
+    assert f"resume with  pflsim resume={first} run_dir={url}\n" in capsys.readouterr().out
+    assert contents(url) == local_contents(first)
     (tmp_path / "another machine").mkdir()
     monkeypatch.chdir(tmp_path / "another machine")
     monkeypatch.setattr(resume, "replaced", {"__main__.of_another_run"})
@@ -90,41 +101,34 @@ def test_downloaded_from_there_it_ends_as_a_straight_run(
     as_straight(folder, straight)
     assert contents(url) == local_contents(folder)
     monkeypatch.chdir(tmp_path)
-    assert cli.main([f"resume={stopped}", f"run_dir={url}"]) == 2
-    assert f"give resume={url}" in capsys.readouterr().err
+    assert f"give resume={url}" in refused(f"resume={first}", f"run_dir={url}")
 
 
 def test_a_resumed_folder_keeps_its_remote_copy(url: str, straight: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stop_after(3, monkeypatch)
-    assert cli.main([*RUN, f"run_dir={url}"]) == 128 + signal.SIGINT
-    assert cli.main([f"resume={only()}", f"run_dir={url}"]) == 0
+    assert cli.main([f"resume={stopped(url, 3, monkeypatch)}", f"run_dir={url}"]) == 0
     as_straight(only(), straight)
     assert contents(url) == local_contents(only())
 
 
 def test_a_folder_does_not_decide_where_it_is_copied_to(
-    straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:
     """Somebody else may have written its config.yaml."""
     url = f"file://{tmp_path}/elsewhere/mine"
-    stop_after(2, monkeypatch)
-    assert cli.main([*RUN, f"run_dir={url}"]) == 128 + signal.SIGINT
-    folder, there = only(), contents(url)
-    capsys.readouterr()
-    assert cli.main([f"resume={folder}"]) == 2
-    assert f"give run_dir={url} " in capsys.readouterr().err
-    assert cli.main([f"resume={folder}", "run_dir=elsewhere"]) == 2
+    folder = stopped(url, 2, monkeypatch)
+    there = contents(url)
+    assert f"give run_dir={url} " in refused(f"resume={folder}")
+    refused(f"resume={folder}", "run_dir=elsewhere")
     assert cli.main([f"resume={folder}", "run_dir=null"]) == 0
     as_straight(folder, straight)
     assert contents(url) == there
 
 
 @pytest.mark.parametrize("words", ["run_dir=URL", "resume=URL", "resume=URL -m", "submit resume=URL clients=3"])
-def test_a_password_is_written_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str) -> None:
+def test_a_password_is_written_nowhere(tmp_path: Path, refused: Callable[..., str], words: str) -> None:
     url = "simplecache::sftp://me:secret@host/x"
-    assert cli.main(words.replace("URL", url).split()) == 2
-    said = capsys.readouterr()
-    assert "password" in said.err and said.err.count("\n") == 1 and "secret" not in said.out + said.err
+    said = refused(*words.replace("URL", url).split())
+    assert "password" in said and "secret" not in said
     with pytest.raises(SettingsError, match="password"):
         download(url)
     assert not list(tmp_path.iterdir())

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from support import METHOD_PARAMS
+from support import METHOD_PARAMS, agree
 from test_contract import inline, job
-from test_resume import agree
 
 from lightning_modules.contract.checks import tensors_of
 from pflsim.engine.execution import ReplyTask, Sent, TrainTask

@@ -6,16 +6,14 @@ import json
 import os
 import shutil
 import signal
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from run_files import read_state
-from support import KINDS, slow_except
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from support import KINDS, agree, events, slow_except
 from tensorboard.summary.writer import event_file_writer
 
 from pflsim import cli
@@ -53,35 +51,16 @@ def left(folder: Path) -> dict[str, Any]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     saved = sorted((folder / "checkpoints").iterdir())
     kept = saved if "best: true" in (folder / "config.yaml").read_text() else saved[-1:]  # a stop may leave one more
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
-    tags = sorted(tag for tag in events.Tags()["scalars"] if not tag.startswith(("seconds", "memory")))
+    shown = events(folder)
+    tags = sorted(tag for tag in shown.Tags()["scalars"] if not tag.startswith(("seconds", "memory")))
     summary = json.loads((folder / "summary.json").read_text())
     return {
         "metrics": [{key: value for key, value in line.items() if key != "seconds"} for line in lines],
         "per_client": (folder / "per_client.csv").read_text(),
-        "curves": {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags},
+        "curves": {tag: [(event.step, event.value) for event in shown.Scalars(tag)] for tag in tags},
         "states": {f"{at.name} {p.stem}": read_state(at, p.stem) for at in kept for p in sorted(at.glob("*.pt"))},
         "summary": {k: v for k, v in summary.items() if k not in ("seconds", "peak_rss_mb", "resumed_after")},
     }  # fmt: skip
-
-
-def agree(one: Any, other: Any) -> None:
-    """Equal to the bit and in the strides of tensors, at any depth."""
-    assert type(one) is type(other)
-    if is_dataclass(one):
-        agree(*({field.name: getattr(side, field.name) for field in fields(side)} for side in (one, other)))
-    elif isinstance(one, dict):
-        assert list(one) == list(other)
-        for key in one:
-            agree(one[key], other[key])
-    elif isinstance(one, list | tuple):
-        assert len(one) == len(other)
-        for a, b in zip(one, other, strict=True):
-            agree(a, b)
-    elif isinstance(one, torch.Tensor):
-        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True, check_stride=True)
-    else:
-        assert one == other
 
 
 KEPT = "fedrep optimizer=adam optimizer.keep=true lr_schedule=cosine lr=0.01 shift=noise"
@@ -143,25 +122,28 @@ def test_a_stopped_run_is_extended_on_resume_and_again_without_the_number(
     assert cli.main([f"resume={folder}"]) == 0 and "all of its 5 rounds are done" in capsys.readouterr().out
 
 
-def test_extensions_that_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def unchanged(refused: Callable[..., str], folder: Path, *more: str) -> str:
+    """What is said when a folder is refused to be resumed, in which nothing is changed."""
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "run.log"}
+    said = refused(f"resume={folder}", *more)
+    assert before == {
+        path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "run.log"
+    }
+    return said
+
+
+def test_extensions_that_are_refused(tmp_path: Path, refused: Callable[..., str]) -> None:
     """FedALP's warm-up is a fraction of the rounds; 2 and 3 rounds have the same one."""
     folder = tmp_path / "run"
-
-    def refused(rounds: int) -> str:
-        before = (folder / "config.yaml").read_bytes(), (folder / "metrics.jsonl").read_bytes()
-        assert cli.main([f"resume={folder}", f"rounds={rounds}"]) == 2
-        assert before == ((folder / "config.yaml").read_bytes(), (folder / "metrics.jsonl").read_bytes())
-        return capsys.readouterr().err
-
     assert cli.main(["method=fedalp", *SMALL, "method.warmup=0.4", "rounds=2", f"run_dir={folder}"]) == 0
     assert cli.main([f"resume={folder}", "rounds=3"]) == 0
-    assert "fedalp" in (said := refused(9)) and "warmup" in said
-    assert "3 rounds are done" in refused(2)
+    assert "fedalp" in (said := unchanged(refused, folder, "rounds=9")) and "warmup" in said
+    assert "3 rounds are done" in unchanged(refused, folder, "rounds=2")
     shutil.rmtree(folder)
     assert cli.main(["method=fedavg", *SMALL, "lr_schedule=cosine", "rounds=2", f"run_dir={folder}"]) == 0
-    assert "lr_schedule=cosine" in refused(9)
+    assert "lr_schedule=cosine" in unchanged(refused, folder, "rounds=9")
     shutil.rmtree(folder / "checkpoints")
-    assert "no usable checkpoint" in refused(9)
+    assert "no usable checkpoint" in unchanged(refused, folder, "rounds=9")
 
 
 def test_the_extra_evaluation_of_a_last_round_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

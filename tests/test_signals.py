@@ -6,45 +6,22 @@ import json
 import os
 import signal
 import subprocess
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
-from test_resume import agree, left
+from launched import is_gone, launched, lines_until
+from support import agree
+from test_resume import left
 
 from pflsim import cli
 from ray_actors.cluster import remove_leftovers
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
-ROOT = Path(__file__).resolve().parents[1]
-RUN = [
-    *("method=pfedla", "data=digits", "clients=4", "rounds=60", "model.hidden=[500]"),
-    *("placement.cpus=1", "checkpoint.every=10"),
-]
-
-
-@dataclass
-class Started:
-    """A run as a process with a terminal's group of its own, and Ray's files in a place of their own."""
-
-    folder: Path
-    process: subprocess.Popen[str]
-    family: list[psutil.Process]
-    output: str = ""
-
-    def end(self) -> int:
-        """Read what is left and wait; returns the exit status."""
-        assert self.process.stdout is not None
-        with self.process.stdout:
-            self.output += self.process.stdout.read()
-        return self.process.wait()
-
-    def gone(self) -> bool:
-        """Whether all processes of the run have ended, or do so soon."""
-        return not psutil.wait_procs(self.family, timeout=60)[1]
+RUN = ["method=pfedla", "data=digits", "clients=4", "rounds=30", "model.hidden=[500]", "placement.cpus=1"]
+RUN += ["checkpoint.every=10"]
+Started = tuple[subprocess.Popen[str], list[psutil.Process]]
 
 
 def _as_in_a_terminal() -> None:
@@ -54,21 +31,15 @@ def _as_in_a_terminal() -> None:
 
 
 def start(folder: Path, until: str) -> Started:
-    """Start a run and read until a line begins so."""
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / "launch.py"), *RUN, f"run_dir={folder}"], text=True, stdout=subprocess.PIPE,
-        env={**os.environ, "TMPDIR": str(folder.parent)}, stderr=subprocess.STDOUT, start_new_session=True,
-        preexec_fn=_as_in_a_terminal,
+    """A run up to a line, with a terminal's group of its own and Ray's files in a place of their own; its processes."""
+    run = launched(
+        folder.parent, *RUN, f"run_dir={folder}", env={**os.environ, "TMPDIR": str(folder.parent)},
+        stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_as_in_a_terminal,
     )  # fmt: skip
-    assert process.stdout is not None
-    seen = ""
-    for line in process.stdout:
-        seen += line
-        if line.startswith(until):
-            break
-    family = psutil.Process(process.pid).children(recursive=True)
-    assert any("raylet" in child.name() for child in family), seen
-    return Started(folder, process, family, seen)
+    said = lines_until(run, until)
+    family = psutil.Process(run.pid).children(recursive=True)
+    assert any("raylet" in child.name() for child in family), said
+    return run, family
 
 
 @pytest.fixture(scope="module")
@@ -78,44 +49,39 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def leftovers(pid: int) -> list[Path]:
-    """Folders of Ray's files that belong to a process."""
-    return [*Path("/tmp").glob(f"pflsim-ray-{pid}-*")]
-
-
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP])
 def test_a_signal_saves_and_says_how_to_go_on(signum: int, straight: Path, tmp_path: Path) -> None:
     """To the whole group, which has Ray in it, as a terminal sends it."""
-    run = start(tmp_path / "run", "round  4")
-    os.killpg(run.process.pid, signum)
-    assert run.end() == 128 + signum, run.output
-    assert f"resume with  python launch.py resume={run.folder}" in run.output and "Traceback" not in run.output
-    assert json.loads((run.folder / "summary.json").read_text())["complete"] is False
-    assert run.gone() and not leftovers(run.process.pid)
-    assert cli.main([f"resume={run.folder}", "executor=inline"]) == 0
-    agree(left(run.folder), left(straight))
+    folder = tmp_path / "run"
+    run, family = start(folder, "round  4")
+    os.killpg(run.pid, signum)
+    said, _ = run.communicate()
+    assert run.returncode == 128 + signum, said
+    assert f"resume with  python launch.py resume={folder}" in said and "Traceback" not in said
+    assert json.loads((folder / "summary.json").read_text())["complete"] is False and is_gone(run, family)
+    assert cli.main([f"resume={folder}", "executor=inline"]) == 0
+    agree(left(folder), left(straight))
 
 
 def test_a_second_sigint_stops_at_once(tmp_path: Path) -> None:
-    run = start(tmp_path / "run", "round  2")
+    run, family = start(tmp_path / "run", "round  2")
     for _ in range(2):
-        os.killpg(run.process.pid, signal.SIGINT)
-    assert run.end() == 128 + signal.SIGINT
-    assert "Traceback" not in run.output, run.output
-    assert run.gone() and not leftovers(run.process.pid)
+        os.killpg(run.pid, signal.SIGINT)
+    said, _ = run.communicate()
+    assert run.returncode == 128 + signal.SIGINT and "Traceback" not in said, said
+    assert is_gone(run, family)
 
 
 def test_a_driver_that_is_killed_is_resumed_from_its_last_checkpoint(straight: Path, tmp_path: Path) -> None:
     """And an actor before; the summary knows its restart."""
-    run = start(tmp_path / "run", "round  4")
-    next(one for one in run.family if "ClientActor" in " ".join(one.cmdline())).kill()
-    assert run.process.stdout is not None
-    next(line for line in run.process.stdout if line.startswith("round 18"))
-    run.process.kill()
-    run.end()
+    folder = tmp_path / "run"
+    run, family = start(folder, "round  4")
+    next(one for one in family if "ClientActor" in " ".join(one.cmdline())).kill()
+    lines_until(run, "round 18")
+    run.kill()
+    run.communicate()
     remove_leftovers()  # as every start of Ray does
-    assert run.gone() and not leftovers(run.process.pid)
-    assert cli.main([f"resume={run.folder}", "executor=inline"]) == 0
-    found = left(run.folder)
+    assert is_gone(run, family) and cli.main([f"resume={folder}", "executor=inline"]) == 0
+    found = left(folder)
     assert found["summary"].pop("actor_restarts") == 1
     agree(found, left(straight))

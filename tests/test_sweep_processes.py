@@ -15,12 +15,11 @@ from typing import Any
 import psutil
 import pytest
 from process_functions import count, die, fail, say, wait_for_signal
-from test_resume import agree, left
+from support import agree, settings_of
+from test_resume import left
 
 from pflsim import cli
 from pflsim.commands.sweep import parallel_runs
-from pflsim.config.compose import CONFIGS, composed, composing, to_settings
-from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import SettingsError
 from pflsim.records import limits
@@ -70,11 +69,6 @@ def test_a_signal_reaches_every_process_once(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def settings(*overrides: str) -> Settings:
-    with composing([CONFIGS]):
-        return to_settings(composed(overrides, [CONFIGS]))
-
-
 @pytest.mark.parametrize(
     ("line", "runs", "expected"),
     [
@@ -92,9 +86,10 @@ def settings(*overrides: str) -> Settings:
 def test_how_many_at_once(line: str, runs: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "usable_cpus", lambda: 4)
     monkeypatch.setattr(limits, "free_memory", lambda: 100 * 2**30)
-    assert parallel_runs([settings(*line.split())] * runs) == expected
+    settings = [settings_of(*line.split())] * runs
+    assert parallel_runs(settings) == expected
     monkeypatch.setattr(limits, "free_memory", lambda: 5 * 2**30)
-    assert parallel_runs([settings(*line.split())] * runs) == (expected if "parallel" in line else min(expected, 2))
+    assert parallel_runs(settings) == (expected if "parallel" in line else min(expected, 2))
 
 
 @pytest.mark.slow

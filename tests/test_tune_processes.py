@@ -12,12 +12,12 @@ from typing import Any
 import optuna
 import pytest
 from optuna.storages.journal import JournalFileBackend
-from test_resume import agree, left, stop_after
+from support import agree, settings_of
+from test_resume import left, stop_after
 
 from pflsim import cli
 from pflsim.commands.tune import finish
 from pflsim.commands.tune_study import JOURNAL
-from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import SettingsError
@@ -25,17 +25,17 @@ from pflsim.records.folder import LOCK, is_complete, run_lock
 
 SMALL = ("method=fedavg", "clients=3", "rounds=4", "model.hidden=[4]", "batch_size=50", "executor=inline")
 STUDY = ("tune", "method=fedavg,fedprox", "clients=3", "rounds=3", "model.hidden=[4]", "batch_size=50", "lr=0.2",
-         "search.lr=[0.05,0.1,0.2,1e29]", "--trials", "6", "--seeds", "2", "--into")  # fmt: skip
+         "search.lr=[0.05,0.2,1e29]", "--trials", "4", "--seeds", "1", "--into")  # fmt: skip
 
 
 def trials(folder: Path) -> dict[str, list[optuna.trial.FrozenTrial]]:
     storage = optuna.storages.JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
-    return {name: optuna.load_study(study_name=name, storage=storage).trials for name in ("fedavg", "fedprox")}
+    names = optuna.study.get_all_study_names(storage)
+    return {name: optuna.load_study(study_name=name, storage=storage).trials for name in names}
 
 
 def settings(folder: Path, *overrides: str) -> Settings:
-    with composing([CONFIGS]):
-        return to_settings(composed([*SMALL, "progress=none", *overrides, f"run_dir={folder}"], [CONFIGS]))
+    return settings_of(*SMALL, "progress=none", *overrides, f"run_dir={folder}")
 
 
 def test_a_run_is_finished_wherever_it_was_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,10 +44,9 @@ def test_a_run_is_finished_wherever_it_was_left(tmp_path: Path, monkeypatch: pyt
     assert finish(settings(straight)) == ""
     folder.mkdir()
     (folder / "run.log").touch()
-    with monkeypatch.context() as patch:
-        stop_after(2, patch)
-        with pytest.raises(Stopped):
-            finish(settings(folder))
+    stop_after(2, monkeypatch)
+    with pytest.raises(Stopped):
+        finish(settings(folder))
     with run_lock(folder), pytest.raises(SettingsError):  # in use, which is no failure of the trial
         finish(settings(folder))
     assert not is_complete(folder) and finish(settings(folder)) == ""
@@ -110,32 +109,23 @@ def test_the_direction_of_the_primary_metric(
 ) -> None:
     """A lower error is better; the R² of a poor model is negative. The table shows the metric, Optuna maximises."""
     monkeypatch.chdir(tmp_path)
-    task = ["task=regression", f"eval.primary={primary}", "search.lr=[0.001,0.00001,0.0001]", "--trials", "3"]
-    few = ["tune", "method=fedavg,fedprox", *SMALL[1:], "data=digits", "search.fedprox.mu=null", "--seeds", "1"]
-    assert cli.main([*few, *task, "--into", "study"]) == 0
-    for name, own in trials(tmp_path / "study").items():
-        (row,) = [line for line in (tmp_path / "study" / "tuned.md").read_text().splitlines() if f"| {name} " in line][
-            :1
-        ]
-        values = [one.value or 0.0 for one in own]
-        assert float(row.split("|")[-2]) == pytest.approx(sign * max(values), abs=1e-4)
-        assert own[values.index(max(values))].params["lr"] == 0.001 and max(values) < 0
+    task = ["task=regression", f"eval.primary={primary}", "search.lr=[0.001,0.0001]", "--trials", "2", "--seeds", "1"]
+    assert cli.main(["tune", *SMALL, "data=digits", *task, "--into", "study"]) == 0
+    row = next(line for line in (tmp_path / "study" / "tuned.md").read_text().splitlines() if "| fedavg " in line)
+    values = {one.params["lr"]: one.value or 0.0 for one in trials(tmp_path / "study")["fedavg"]}
+    assert values[0.0001] < values[0.001] < 0
+    assert float(row.split("|")[-2]) == pytest.approx(sign * values[0.001], abs=1e-4)
 
 
 @pytest.mark.slow
 def test_a_study_that_is_killed_and_continued_equals_one_that_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And one whose runs work side by side has as many trials."""
     monkeypatch.chdir(tmp_path)
     assert cli.main([*STUDY, "straight", "sweep.parallel=1"]) == 0
-    assert end_session(tmp_path / "one", signal.SIGKILL, 3) == -signal.SIGKILL
+    assert end_session(tmp_path / "one", signal.SIGKILL, 2) == -signal.SIGKILL
     assert end_session(tmp_path / "one", signal.SIGINT, 2) == 130
     assert cli.main([*STUDY, "one", "sweep.parallel=1"]) == 0
     straight = result(tmp_path / "straight")
     agree(straight, result(tmp_path / "one"))
-    assert cli.main([*STUDY, "two", "sweep.parallel=2"]) == 0
-    for name, found in trials(tmp_path / "two").items():
-        assert len(found) == len(straight[name]) == {"fedavg": 4, "fedprox": 6}[name]
-        assert all(one.params not in [other.params for other in found[:i]] for i, one in enumerate(found))
-    assert "failed: fedavg trial" in straight["page"]
+    assert (len(straight["fedavg"]), len(straight["fedprox"])) == (3, 4) and "failed: fedavg trial" in straight["page"]

@@ -16,11 +16,13 @@ import pytest
 
 from benchmarks import loopback
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("pflsim", "lightning_modules", "ray_actors")
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
+ON_RAY = {"own_components"}
+"""All others run inline."""
 EXECUTE = """
 import sys
 import nbformat
@@ -70,6 +72,7 @@ def program(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python.with_name("pflsim")
 
 
+@pytest.mark.xdist_group("wheel")
 def test_contents(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
@@ -85,6 +88,7 @@ def test_contents(wheel: Path) -> None:
     assert len(found.get_all("Project-URL", [])) == len(project["urls"]) == 4
 
 
+@pytest.mark.ray
 def test_commands_in_an_empty_folder(program: Path, tmp_path: Path) -> None:
     assert "resume with" not in run(tmp_path, program, *SMALL, "run_dir=runs/default")
     swept = run(tmp_path, program, "-m", "seed=0,1", "executor=inline", "run_dir=runs/${seed}", *SMALL)
@@ -103,12 +107,19 @@ def test_commands_in_an_empty_folder(program: Path, tmp_path: Path) -> None:
     assert module.replace("python -m pflsim", "pflsim") == run(tmp_path, program, "--help")
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(p, marks=pytest.mark.ray if p.stem in ON_RAY else pytest.mark.xdist_group("wheel"), id=p.stem)
+        for p in NOTEBOOKS
+    ],
+)
 def test_notebooks_in_an_empty_folder(program: Path, tmp_path: Path, path: Path) -> None:
     assert int(run(tmp_path, program.with_name("python"), "-c", EXECUTE, path)) >= 1
     assert (tmp_path / "runs").is_dir()
 
 
+@pytest.mark.ray
 def test_a_job(program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Python of the cluster has no pflsim: everything is uploaded, with a class of the user."""
     monkeypatch.delenv("PYTHONPATH", raising=False)

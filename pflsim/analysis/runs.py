@@ -233,7 +233,7 @@ class Run:
                 keep_default_na=False,
                 converters=dict.fromkeys(others, _number),
             )
-            if not found["correct"].isna().any():
+            if found["correct"].notna().to_numpy().all():
                 found["correct"] = found["correct"].astype(int)
             place = found.assign(late=found["model"] == "newcomer")
             order = MultiIndex.from_frame(place.loc[:, ["round", "late", "client", "split", "model", "phase"]])

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import settings_of
 
 from benchmarks.paper import main, paper_table
 from pflsim.analysis.runs import Run, read_run
-from pflsim.config.compose import CONFIGS, composed, composing
-from pflsim.config.compose import to_settings as settings_of
 from pflsim.records.environment import write_environment
 from pflsim.records.folder import write_config
 from pflsim.records.summary import RunMeta
@@ -42,8 +41,7 @@ def made(
         complete: whether it did all rounds.
         other: another model, that gets one less right.
     """
-    with composing([CONFIGS]):
-        settings = settings_of(composed([*overrides, f"run_dir={folder}"], [CONFIGS]))
+    settings = settings_of(*overrides, f"run_dir={folder}")
     method = settings.names["method"]
     model: ModelKind = "personal"
     phase: EvalPhase = "received" if method == "fedalp" else "trained"

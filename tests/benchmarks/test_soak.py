@@ -23,7 +23,7 @@ from benchmarks.soak import (
     report,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray]
+pytestmark = pytest.mark.slow
 
 
 def test_kills_are_drawn_from_the_seed_and_of_all_kinds() -> None:

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from support import inline
 from torch import Tensor
 
 from benchmarks import ours, plain, plain_ray
 from benchmarks.cases import CASES, overrides, settings_of
 from benchmarks.rounds import expected_steps
 from lightning_modules.hosts.devices import torch_threads
-from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.prepare import PreparedRun, prepare
 from pflsim.config.settings import Settings
 from pflsim.engine.execution import TrainTask
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray]
+pytestmark = pytest.mark.slow
 
 
 def digits(batch_size: int, rounds: int = 1, lockstep: str = "false") -> Settings:
@@ -36,11 +36,9 @@ def job() -> PreparedRun:
 
 @pytest.fixture(scope="module")
 def mean_of_ours(job: PreparedRun) -> Mapping[str, Tensor]:
-    executor = InlineExecutor(job)
-    executor.start()
+    executor = inline(job)
     executor.fuse(executor.run(TrainTask(1), executor.send(range(4))))
     message = executor.server.global_message()
-    assert message is not None
     return {name.removeprefix("net."): value for name, value in message.weights.items()}
 
 

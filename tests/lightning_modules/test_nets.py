@@ -97,7 +97,6 @@ def test_no_draw_after_the_weights(model: str) -> None:
     ("model", "shape", "expected"),
     [
         ("mlp", MNIST, 784 * 100 + 100 + 100 * 10 + 10),
-        ("mlp", MNIST, 79_510),
         ("mnist_nn", MNIST, 784 * 200 + 200 + 200 * 10 + 10),
         ("cnn", MNIST, 582_026),
         ("cnn", CIFAR, (75 * 32 + 32) + (800 * 64 + 64) + (64 * 25 * 512 + 512) + 5_130),
@@ -192,7 +191,6 @@ def test_cnn_computes_what_it_says() -> None:
 @pytest.mark.parametrize(("channels", "groups"), [(64, 32), (512, 32), (32, 16), (20, 4), (7, 1), (1, 1)])
 def test_group_norm_groups(channels: int, groups: int) -> None:
     norm = norm2d("group", channels)
-    assert isinstance(norm, nn.GroupNorm)
     assert norm.num_groups == groups
 
 

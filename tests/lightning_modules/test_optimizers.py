@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from support import World, after, dataset, rounds, states, world
+from support import World, after, dataset, exact, rounds, states, world
 from torch import nn
 
 from lightning_modules.base import ClientModule
@@ -24,7 +22,6 @@ from lightning_modules.methods.pfedme import PFedMe
 from lightning_modules.optimizers import OptimizerChoice
 from lightning_modules.phases import Phase
 from lightning_modules.training import Training
-from pflsim.data.dataset import Dataset
 from pflsim.errors import ClientError, SettingsError
 from pflsim.seeding import coin, torch_generator
 from pflsim.servers.fedavg import FedAvg as Server
@@ -39,18 +36,6 @@ CASES: list[dict[str, Any]] = [
     {"clip_grad_norm": 0.3},
     {"momentum": 0.5, "weight_decay": 0.01, "clip_grad_norm": 0.3},
 ]
-
-
-def exact() -> Dataset:
-    data = dataset()
-    return replace(data, x=data.x.astype(np.float64) / data.scale)
-
-
-@pytest.fixture
-def double() -> Any:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def by_torch(w: World, client: int, count: int, keep: bool, **settings: Any) -> dict[str, torch.Tensor]:
@@ -83,7 +68,7 @@ def by_torch(w: World, client: int, count: int, keep: bool, **settings: Any) -> 
 def test_equal_to_torch(settings: dict[str, Any], stacks: Any, double: None) -> None:
     """Two rounds with ragged shards, one by one and as a stack."""
     training = Training(lr=0.02, lr_decay=0.9, batch_size=4, **settings)
-    w = world(Local, LocalServer(), training=training, stacks=stacks, data=exact())
+    w = world(Local, LocalServer(), training=training, stacks=stacks, data=exact(dataset()))
     executor = w.inline()
     rounds(executor, 2, 4)
     for client, state in states(executor).items():
@@ -99,7 +84,7 @@ def test_kept_states(settings: dict[str, Any], double: None) -> None:
     choice = settings.get("optimizer", OptimizerChoice())
     kept = OptimizerChoice(choice.name, choice.options, keep=True)
     training = Training(lr=0.02, batch_size=4, **{**settings, "optimizer": kept})
-    w = world(Local, LocalServer(), training=training, data=exact())
+    w = world(Local, LocalServer(), training=training, data=exact(dataset()))
     executor = w.inline()
     rounds(executor, 3, 4)
     for client, state in states(executor).items():

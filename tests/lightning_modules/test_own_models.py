@@ -7,17 +7,17 @@ import itertools
 import json
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from support import check_loaded, prepared
+from support import check_loaded, inline, prepared
 
 import pflsim
 from lightning_modules.export import main as export
-from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.nets.own import OwnNet, own_net
 from pflsim.cli import main
 from pflsim.config.settings import Eval, Settings, TaskChoice
@@ -185,6 +185,9 @@ MINE = """
 """
 
 
+RUN = ("executor=inline", "rounds=1", "clients=2", "partition=iid", "progress=quiet", "run_dir=run")
+
+
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of a module of models in the working directory."""
@@ -196,9 +199,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def run(*overrides: str) -> int:
-    return main(
-        ["executor=inline", "rounds=1", "clients=2", "partition=iid", "progress=quiet", "run_dir=run", *overrides]
-    )
+    return main([*RUN, *overrides])
 
 
 def imported(mine: str, name: str) -> type[torch.nn.Module]:
@@ -232,61 +233,47 @@ def test_views_of_maps_switch_channels_last_off(mine: str) -> None:
 
 
 def test_weights_of_lazy_layers_depend_on_the_seed(mine: str) -> None:
-    found = [
-        prepared(*TWO, f"model={mine}.Lazy", f"seed={seed}").federation.initial["net.body.body.weight"]
-        for seed in (0, 0, 1)
-    ]
+    initial = (prepared(*TWO, f"model={mine}.Lazy", f"seed={seed}").federation.initial for seed in (0, 0, 1))
+    found = [values["net.body.body.weight"] for values in initial]
     assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
 
 
-@pytest.mark.parametrize(
-    ("name", "reasons"),
-    [
-        ("Log", ["head fc"]),
-        ("Twice", ["head fc"]),
-        ("ByWeight", ["head fc"]),
-        ("Wide", ["2x64 and 784x16"]),
-        ("Seven", ["[1, 7]", "[1, 10]"]),
-        ("Narrow", ["[1, 64]", "[1, 32]"]),
-        ("Pair", ["tuple"]),
-        ("Headless", ["no nn.Linear", "head="]),
-        ("Squeezed", ["8x8"]),
-        ("untyped_number", ["returns int", "nn.Module"]),
-        ("Auxiliary", ["tuple", "Tensor"]),
-        ("Complex", ["w is", "complex64"]),
-        ("compiled", ["torch.compile"]),
-        ("Noisy", ["evaluation"]),
-        ("Batch", ["evaluation", "batch"]),
-        ("Late", ["a.weight", "register_hook"]),
-        ("Drifts", ["str"]),
-        ("Halves", ["loaded differs"]),
-        ("Faint", ["evaluation", "batch"]),
-    ],
-)
-def test_models_that_are_refused(mine: str, name: str, reasons: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+REASONS = {
+    **dict.fromkeys(("Log", "Twice", "ByWeight"), ["head fc"]),
+    "Wide": ["2x64 and 784x16"],
+    "Seven": ["[1, 7]", "[1, 10]"],
+    "Narrow": ["[1, 64]", "[1, 32]"],
+    "Pair": ["tuple"],
+    "Headless": ["no nn.Linear", "head="],
+    "Squeezed": ["8x8"],
+    "untyped_number": ["returns int", "nn.Module"],
+    "Auxiliary": ["tuple", "Tensor"],
+    "Complex": ["w is", "complex64"],
+    "compiled": ["torch.compile"],
+    "Late": ["a.weight", "register_hook"],
+    "Drifts": ["str"],
+    "Halves": ["loaded differs"],
+    "Noisy": ["evaluation"],
+    **dict.fromkeys(("Batch", "Faint"), ["evaluation", "batch"]),
+}
+
+
+@pytest.mark.parametrize(("name", "reasons"), REASONS.items())
+def test_models_that_are_refused(mine: str, name: str, reasons: list[str], refused: Callable[..., str]) -> None:
     before = torch.get_rng_state()
-    assert run(f"model={mine}.{name}") == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "model=" in error and name in error
-    assert all(reason in error for reason in reasons), error
+    error = refused(*RUN, f"model={mine}.{name}")
+    assert "model=" in error and name in error and all(reason in error for reason in reasons), error
     assert not Path("run").exists() and torch.equal(torch.get_rng_state(), before)
 
 
+LINEAR = "model=torch.nn.Linear model.in_features=3 model.out_features=10"
+
+
 @pytest.mark.parametrize(
-    "changes",
-    [
-        ["head=fd"],
-        ["model.widht=3"],
-        ["model.width=x"],
-        ["model.width=-1"],
-        ["model.variants=[{hed: a}]"],
-        ["model=torch.nn.Linear", "model.in_features=3", "model.out_features=10"],
-    ],
+    "changes", ["head=fd", "model.widht=3", "model.width=x", "model.width=-1", "model.variants=[{hed:a}]", LINEAR]
 )
-def test_wrong_settings_of_own_models(mine: str, changes: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(f"model={mine}.Two", *changes) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "model" in error
+def test_wrong_settings_of_own_models(mine: str, changes: str, refused: Callable[..., str]) -> None:
+    assert "model" in refused(*RUN, f"model={mine}.Two", *changes.split())
 
 
 @pytest.mark.parametrize(
@@ -324,8 +311,7 @@ def test_states_keep_the_versions_of_layers_and_constants_do_not_travel(mine: st
         made = prepared(*TWO, f"model={mine}.Reloaded")
     assert not warned and (made.federation.initial["net.head.bias"] == 0.25).all()
     assert made.factory.constants == {"net.body.share"} and "net.body.share" not in made.federation.initial
-    executor = InlineExecutor(made)
-    executor.start()
+    executor = inline(made)
     executor.host.states[0] = {**executor.host.states[0], "net.body.scale": torch.full((16,), 3.0)}
     with executor.host._client(ReplyTask(), 0, "open"):
         assert executor.host.module.get_parameter("net.body.scale").unique().item() == 3
@@ -350,8 +336,8 @@ def test_what_cannot_train_is_refused_before_the_first_round(mine: str, changes:
 
 
 @pytest.mark.parametrize("target", ["torch.hub.load", "torch.load", "numpy.zeros"])
-def test_functions_of_libraries_are_not_called(mine: str, target: str) -> None:
-    assert run(f"model={target}", "model.repo_or_dir=x", "model.model=x", "model.f=x", "model.shape=3") == 2
+def test_functions_of_libraries_are_not_called(here: Path, target: str, refused: Callable[..., str]) -> None:
+    refused(*RUN, f"model={target}", "model.repo_or_dir=x", "model.model=x", "model.f=x", "model.shape=3")
 
 
 @pytest.mark.parametrize("method", ["fedrep", "fedproto"])
@@ -379,7 +365,7 @@ def test_a_model_with_branches_is_loaded_but_not_exported(mine: str, capsys: pyt
 
 
 def test_records_and_resume_know_own_modules(
-    mine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    mine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:
     assert run(f"model={mine}.Two", "model.width=9") == 0
     assert json.loads(Path("run/summary.json").read_text())["model"] == "Two"
@@ -391,9 +377,7 @@ def test_records_and_resume_know_own_modules(
     monkeypatch.chdir(tmp_path / "elsewhere")
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(tmp_path)])
     monkeypatch.delitem(sys.modules, mine)
-    capsys.readouterr()
-    assert main(["resume=../run"]) == 2
-    assert mine in capsys.readouterr().err
+    assert mine in refused("resume=../run")
 
 
 OWN_METHODS = """
@@ -427,25 +411,21 @@ class Silent(ClientModule):
     ("name", "line", "where"),
     [("NoSuper", 7, "building a client of"), ("Fails", 20, "building a client of"), ("Silent", 24, "^method=")],
 )
-def test_an_error_in_an_own_method_names_its_line(
-    name: str, line: int, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_in_an_own_method_names_its_line(name: str, line: int, where: str, here: Path) -> None:
     module = f"own_{name.lower()}"
-    (tmp_path / f"{module}.py").write_text(OWN_METHODS)
-    monkeypatch.syspath_prepend(tmp_path)
+    (here / f"{module}.py").write_text(OWN_METHODS)
     with pytest.raises(SettingsError, match=rf"{where} ?{name} .*fails.*{module}\.py, line {line}"):
         prepared(*TWO, f"method={module}.{name}")
 
 
-def test_an_own_loss_reaches_every_phase_or_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "own_losses.py").write_text(OWN_METHODS)
-    monkeypatch.syspath_prepend(tmp_path)
+def test_an_own_loss_reaches_every_phase_or_is_refused(here: Path) -> None:
+    (here / "own_losses.py").write_text(OWN_METHODS)
     with pytest.raises(SettingsError, match="^method=OwnLoss: .*head_objective"):
         prepared(*TWO, "method=own_losses.OwnLoss")
     prepared(*TWO, "method=own_losses.OwnLosses")
 
 
-def test_pretrained_weights_by_the_user_s_names(mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pretrained_weights_by_the_user_s_names(mine: str, tmp_path: Path, refused: Callable[..., str]) -> None:
     torch.manual_seed(5)
     saved = imported(mine, "Conv")(num_classes=10).state_dict()
     torch.save(saved, tmp_path / "whole.pt")
@@ -455,13 +435,12 @@ def test_pretrained_weights_by_the_user_s_names(mine: str, tmp_path: Path, capsy
     assert all(torch.equal(saved[name], t) for name, t in made.factory.build().net.original().state_dict().items())
 
     part = f"pretrained.weights={tmp_path / 'part.safetensors'}"
-    assert run(*args[2:], f"model={mine}.Conv", part) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "missing: classifier.2.bias; unexpected: classifier.2.bias, other" in error
+    wrong = "missing: classifier.2.bias; unexpected: classifier.2.bias, other"
+    assert wrong in refused(*RUN, *args[2:], f"model={mine}.Conv", part)
     made = prepared(*args, part, "pretrained.strict=false")
     assert "unexpected: classifier.2.bias, other" in made.warnings[0]
     assert torch.equal(made.factory.build().net.get_parameter("head.0.weight"), saved["classifier.0.weight"])
-    assert run(f"model={mine}.Conv", "pretrained.weights=none.pt") == 2
+    refused(*RUN, f"model={mine}.Conv", "pretrained.weights=none.pt")
 
 
 def test_a_run_can_be_loaded_without_its_pretrained_weights(mine: str, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from by_hand import SIZES, batches, close, evaluates, gradient, mean, plus, scores, started, values
+from by_hand import SIZES, batches, close, evaluates, gradient, mean, plus, scores, sgd, started, values
 from support import rounds, states, world
 
 from lightning_modules.methods.ditto import Ditto
@@ -19,15 +19,11 @@ def test_two_rounds_by_hand() -> None:
         common = values(executor.server.state.weights)
         v = [common] * 4
         for t in (1, 2):
-            trained = []
             for client in range(4):
-                w = common
                 for x, y in batches(executor, client, t):
-                    w = plus(w, -lr, gradient(w, x, y))
                     slope = plus(gradient(v[client], x, y), lam, plus(v[client], -1, common))
                     v[client] = plus(v[client], -lr, slope)
-                trained.append(w)
-            common = mean(trained, SIZES)
+            common = mean([sgd(executor, client, t, common, lr) for client in range(4)], SIZES)
         rounds(executor, 2, 4)
         for client, state in states(executor).items():
             close(values(state, "personal"), v[client])

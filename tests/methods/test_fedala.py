@@ -13,7 +13,6 @@ from by_hand import (
     NAMES,
     SIZES,
     Arrays,
-    batches,
     close,
     evaluates,
     examples,
@@ -22,6 +21,7 @@ from by_hand import (
     mean,
     plus,
     scores,
+    sgd,
     started,
     values,
 )
@@ -89,9 +89,8 @@ def test_three_rounds_by_hand(p: int) -> None:
             for client in cohort:
                 w, weights[client] = start(client, t, "train")
                 learning |= {client} if t > 1 else set()
-                for x, y in batches(executor, client, t):
-                    w = plus(w, -LR, gradient(w, x, y))
-                own[client], state = w, states(executor)[client]
+                own[client] = w = sgd(executor, client, t, w, LR)
+                state = states(executor)[client]
                 close(values(state), w, 1e-8)
                 kept = [state[f"weights.net/{name.replace('.', '/')}"].numpy() for name in NAMES[-2 * p :]]
                 close(kept, weights[client], 1e-8)

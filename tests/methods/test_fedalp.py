@@ -10,7 +10,6 @@ import torch
 from support import World, prepared, rounds, world
 
 from lightning_modules.base import Batch, ClientModule, Terms
-from lightning_modules.contract.checks import inline
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.hosts.server_host import identity
 from lightning_modules.methods.fedalp import FedALP
@@ -90,27 +89,6 @@ def test_otherwise_it_does_not() -> None:
 @cache
 def digits(*overrides: str) -> PreparedRun:
     return prepared("method=fedalp", "data=digits", *overrides)
-
-
-def run(job: PreparedRun) -> InlineExecutor:
-    """All rounds with the cohorts of the plan."""
-    executor = inline(job)
-    for t, cohort in enumerate(job.plan.cohorts, start=1):
-        executor.fuse(executor.run(TrainTask(t), executor.send(cohort)))
-    return executor
-
-
-@pytest.mark.parametrize(("fraction", "seed"), [(1.0, 0), (0.3, 1)])
-def test_groups_of_clients_with_one_digit_are_the_digits(fraction: float, seed: int) -> None:
-    job = digits(
-        *["partition=one_class", "clients=30", "rounds=2", "local_epochs=3", "method.groups=10"],
-        *[f"fraction={fraction}", f"seed={seed}"],
-    )
-    held = [int(job.dataset.y[rows[0]]) for rows in job.partition.train]
-    assert len(set(held)) == 10
-    groups = run(job).server_numbers()["groups"].tolist()
-    assert len(set(zip(held, groups, strict=True))) == 10, "a digit has one group, a group one digit"
-    assert [len(c) for c in job.plan.cohorts] == [30, round(30 * fraction)]
 
 
 @pytest.mark.parametrize(

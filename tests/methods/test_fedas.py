@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from by_hand import SIZES, Arrays, batches, close, examples, features, gradient, mean, plus, started, values
+from by_hand import SIZES, Arrays, close, examples, features, gradient, mean, sgd, started, values
 from support import BATCH_NORM, World, rounds, same, states, uplinks_of, world
 
 from lightning_modules.methods.fedas import FedAS
@@ -71,9 +71,7 @@ def test_three_rounds_by_hand() -> None:
                 if client in begun:
                     w = aligned(common, own[client], *data, order)
                 begun.add(client)
-                for x, y in batches(executor, client, t):
-                    w = plus(w, -LR, gradient(w, x, y))
-                own[client] = w
+                own[client] = w = sgd(executor, client, t, w, LR)
                 traces.append(trace(w, *data))
                 close(values(states(executor)[client]), w)
                 assert sent[client].numbers == {"fisher_trace": pytest.approx(traces[-1], rel=1e-9)}

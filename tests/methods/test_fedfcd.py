@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 import torch
 from by_hand import Arrays, backward, close, features, head_steps, plus, scores, slope, values
-from support import BATCH_NORM, World, dataset, rounds, same, states, steps_of, world
+from support import BATCH_NORM, Pooled, World, dataset, rounds, same, states, steps_of, world
 from torch import nn
 
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.fedfcd import FedFCD
 from lightning_modules.nets.cnn import MapCnn
-from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
 from pflsim.engine.execution import ReplyTask, Sent
 from pflsim.errors import SettingsError
@@ -136,7 +135,6 @@ def test_a_class_that_nobody_sent_keeps_its_global_mean() -> None:
     for sent in (first, second):
         state = w.rule.fuse(state, [Uplink(prototypes=sent, client=0, num_examples=5)])
     kept = w.rule.downlink(state, 0).prototypes
-    assert kept is not None
     assert torch.equal(kept.means[:2], torch.stack([first.means[0], second.means[1]]))
     assert kept.counts.tolist() == [2, 1, 0]
     again = w.rule.fuse(state, [])
@@ -167,14 +165,6 @@ def test_feature_maps_are_flattened_for_the_means() -> None:
     assert float(module.objective((inputs, labels))["align"].detach()) > 0
 
 
-class Pooled(Net):
-    """A head that needs maps."""
-
-    def __init__(self, shape: tuple[int, ...], classes: int):
-        head = nn.Sequential(nn.Conv2d(2, classes, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        super().__init__(nn.Conv2d(shape[0], 2, 1), head, (2, *shape[1:]), classes)
-
-
 def test_a_head_that_needs_maps_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"class means.*\[n, 32\]"):
         fedfcd(model=Pooled).inline()
@@ -191,7 +181,6 @@ def test_batch_norm_in_the_two_steps_and_in_the_initial_round() -> None:
     with torch.no_grad():
         z = module.net.body(own.batch(slice(None))[0]).flatten(1)
     means = ups[0].prototypes
-    assert means is not None
     for j in own.y.unique().tolist():
         torch.testing.assert_close(means.means[j], z[own.y == j].mean(0))
     executor.fuse(opened)
@@ -228,7 +217,6 @@ def test_global_means(weighting: Any) -> None:
     means, counts, sent = uplinks(np.random.default_rng(2))
     state = rule.fuse(rule.init(w.federation), sent)
     found = rule.downlink(state, 0).prototypes
-    assert found is not None
     for j in range(3):
         holders = [i for i in range(3) if counts[i, j]]
         shares = [counts[i, j] if weighting == "samples" else 1 for i in holders]

@@ -71,7 +71,6 @@ def usefulness(start: Arrays, model: Arrays, shard: Shard) -> float:
 def test_update(baseline: str, seed: int) -> None:
     w = fomo(partial(FedFomo, baseline=baseline))
     module, shard, initial = w.factory.build(), w.inline().host.shards[1], w.federation.initial
-    assert isinstance(module, FedFomo)
     by_loss = sorted((noisy(initial, 100 * seed + n, 1.0) for n in range(6)), key=lambda m: loss_of(arrays(m), shard))
     worst, start, trained, good, better, best = by_loss[::-1]
     if baseline == "own":
@@ -102,7 +101,6 @@ def setting(baseline: str = "previous") -> tuple[FedFomo, Shard, dict[str, torch
     executor = w.inline()
     rounds(executor, 1, 4)
     module, shard = executor.host.module, executor.host.shards[1]
-    assert isinstance(module, FedFomo)
     models = sorted((noisy(own(module), n, 1.0) for n in range(20)), key=lambda m: loss_of(arrays(m), shard))
     best, middle, worst = models[0], models[5], models[-1]
     module.load_state_dict({**best, **{f"previous.{k}": v for k, v in middle.items()}, "started": torch.tensor(True)})
@@ -191,7 +189,6 @@ def test_distances_are_over_parameters_alone() -> None:
     w = world(partial(FedFomo, baseline="own"), Server(), model=noisily_normed)
     executor = w.inline()
     module, shard = executor.host.module, executor.host.shards[1]
-    assert isinstance(module, FedFomo)
     start = {k: v for k, v in own(module).items() if k in w.federation.initial}
     far = {k: v + 0.1 if k in module.shared_parameters() else v + 3.0 for k, v in start.items()}
     assert any(torch.equal(far[k], v + 3.0) for k, v in start.items())
@@ -217,7 +214,6 @@ def test_running_statistics(buffers: Any) -> None:
     executor = w.inline()
     rounds(executor, 2, 4)
     module, shard = executor.host.module, executor.host.shards[0]
-    assert isinstance(module, FedFomo)
     stats = [k for k in own(module) if "running" in k]
     weights = {k: v for k, v in own(module).items() if k in module.shared_parameters()}
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from by_hand import close, examples, features, head_steps, started, values
-from support import BATCH_NORM, dropout_mlp, run_cohorts, same, states, trained_states, world
+from support import BATCH_NORM, Pooled, dropout_mlp, run_cohorts, same, states, trained_states, world
 from torch import nn
 
 from lightning_modules.methods.fedgh import FedGH
@@ -82,14 +82,6 @@ def test_a_head_moves_no_statistics_of_the_body() -> None:
         found.append((executor.evaluate(EvalRequest("personal", "received", ALL, ("test",), 3)), states(executor)))
     assert found[0][0] == found[1][0] == found[2][0]
     assert same(found[0][1], found[1][1]) and same(found[0][1], found[2][1])
-
-
-class Pooled(Net):
-    """A head that needs maps."""
-
-    def __init__(self, shape: tuple[int, ...], classes: int):
-        top = nn.Sequential(nn.Conv2d(2, classes, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        super().__init__(nn.Conv2d(shape[0], 2, 1), top, (2, *shape[1:]), classes)
 
 
 def test_feature_maps() -> None:

@@ -69,7 +69,6 @@ def test_three_rounds_by_hand() -> None:
         executor.fuse(done)
         pairs = []
         for up in ups:
-            assert up.prototypes is not None
             means, counts = up.prototypes.means.double().numpy(), up.prototypes.counts.numpy()
             pairs += [(means[j], j) for j in range(3) if counts[j]]
         points, labels = np.stack([p for p, _ in pairs]), np.array([y for _, y in pairs])
@@ -84,7 +83,6 @@ def test_three_rounds_by_hand() -> None:
         for key, value in zip(PARTS, net, strict=True):
             np.testing.assert_allclose(state.net[key].numpy(), value, rtol=1e-4, atol=1e-6)
         down = executor.server.downlinks([0])[0].prototypes
-        assert down is not None
         np.testing.assert_allclose(down.means.numpy(), generated(net)[0], rtol=1e-4, atol=1e-6)
 
 

@@ -15,8 +15,6 @@ from torch import Tensor
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.fesem import FeSEM
 from lightning_modules.training import Training
-from pflsim.data.dataset import Dataset
-from pflsim.data.federated import Partition
 from pflsim.engine.execution import EvalRequest, FinetuneTask
 from pflsim.fusion.layerwise import stack
 from pflsim.fusion.means import uniform_mean
@@ -138,35 +136,6 @@ def test_running_statistics_go_with_their_cluster_but_decide_nothing() -> None:
     after: State = w.rule.fuse(state, ups)
     assert after.groups.tolist() == [0, 0, 1, 1]
     torch.testing.assert_close(after.centres[0][mean], torch.full_like(like[mean], -150.0))
-
-
-def two_kinds() -> tuple[Dataset, Partition]:
-    """Eight clients; the even ones' labels are the odd ones' turned round, so that no one model serves both."""
-    data = dataset(classes=2, per_class=200, seed=4)
-    x, y = data.x, data.y.copy()
-    rows = [np.arange(30 * i, 30 * i + 24) for i in range(8)]
-    test = [np.arange(30 * i + 24, 30 * i + 30) for i in range(8)]
-    for i in (1, 3, 5, 7):
-        y[30 * i : 30 * i + 30] = 1 - y[30 * i : 30 * i + 30]
-    return Dataset("two_kinds", x, y, 2, data.train_size), Partition(tuple(rows), (np.arange(0),) * 8, tuple(test))
-
-
-def test_two_kinds_of_clients_are_separated() -> None:
-    """The clusters become the kinds, and then both have a model that FedAvg has for neither.
-
-    From most first divisions, as k-means does: of five seeds tried, one stays in a worse local optimum.
-    """
-    data, partition = two_kinds()
-    found_right = {}
-    for groups in (1, 2):
-        w = world(FeSEM, Server(groups=groups), sizes=(24,) * 8, data=data, training=Training(lr=0.1, batch_size=8))
-        executor = replace(w, partition=partition).inline()
-        rounds(executor, 12, 8)
-        rows = executor.evaluate(EvalRequest("personal", "received", tuple(range(8)), ("test",)))
-        found_right[groups] = sum(row.correct for row in rows) / sum(row.total for row in rows)
-        found: Tensor = executor.server_numbers()["groups"]
-    assert len(set(found[0::2].tolist())) == len(set(found[1::2].tolist())) == 1 and found[0] != found[1]
-    assert found_right[2] > 0.95 and found_right[1] < 0.8
 
 
 def numpy_losses(centre: Any, x: Tensor, y: Tensor) -> np.ndarray:

@@ -12,7 +12,7 @@ import torch
 from by_hand import losses
 from support import World, dataset, run_cohorts, states, world
 
-from lightning_modules.methods.gpfl import GPFL, ConditionalValve
+from lightning_modules.methods.gpfl import GPFL
 from lightning_modules.nets.cnn import MapCnn
 from lightning_modules.training import Training
 from pflsim.data.federated import Examples, Shard
@@ -111,16 +111,6 @@ def test_objective_and_steps_by_hand() -> None:
             got = module.get_parameter(key).detach().numpy()
             np.testing.assert_allclose(got, value, rtol=1e-6, atol=2e-8, err_msg=key)
             weights[key] = got.copy()  # no error of the differences is carried on
-
-
-def test_valve() -> None:
-    torch.manual_seed(0)
-    valve = ConditionalValve(4).double()
-    w = {f"valve.{k}": v.detach().numpy() for k, v in valve.named_parameters()}
-    rng = np.random.default_rng(0)
-    f, c = rng.normal(size=(6, 4)), rng.normal(size=4)
-    found = valve(torch.from_numpy(f), torch.from_numpy(c)).detach().numpy()
-    np.testing.assert_allclose(found, valve_by_hand(w, f, c), rtol=1e-10, atol=1e-12)
 
 
 # The conditions ---------------------------------------------------------------------------------------------------

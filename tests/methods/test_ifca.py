@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from by_hand import SIZES, batches, close, evaluates, examples, gradient, losses, mean, plus, scores, started, values
-from support import BATCH_NORM, World, dataset, rounds, same, states, uplinks_of, world
+from by_hand import SIZES, close, evaluates, examples, losses, mean, scores, sgd, started, values
+from support import BATCH_NORM, World, same, states, uplinks_of, world
 
 from lightning_modules.methods.ifca import IFCA
 from lightning_modules.training import Training
-from pflsim.data.federated import Partition
 from pflsim.engine.execution import TrainTask
 from pflsim.messages import Message, Uplink, unpacked
 from pflsim.servers.ifca import IFCA as Server
@@ -24,16 +22,6 @@ LR = 0.4
 
 def ifca(groups: int = 3, training: Training | None = None, **settings: Any) -> World:
     return world(IFCA, Server(groups=groups), training=training or Training(lr=LR, batch_size=4), **settings)
-
-
-def two_kinds(groups: int = 2, seed: int = 1) -> World:
-    """Clients 0 and 2 have the same examples, and so have 1 and 3, whose labels are others."""
-    data = dataset(per_class=80)
-    rows = np.arange(30)
-    y = data.y.copy()
-    y[rows + 30] = (data.y[rows + 30] + 1) % 3
-    part = Partition((rows, rows + 30, rows, rows + 30), (rows[:2],) * 4, (rows[:5], rows[:5] + 30) * 2)
-    return replace(ifca(groups, sizes=(30,) * 4, seed=seed), dataset=replace(data, y=y), partition=part)
 
 
 def test_three_rounds_by_hand() -> None:
@@ -54,11 +42,8 @@ def test_three_rounds_by_hand() -> None:
             for client in cohort:
                 chosen[client] = best(client)
                 assert sent[client].numbers == {"cluster": chosen[client]}
-                w = models[chosen[client]]
-                for x, y in batches(executor, client, t):
-                    w = plus(w, -LR, gradient(w, x, y))
-                own[client] = w
-                close(values(states(executor)[client]), w)
+                own[client] = sgd(executor, client, t, models[chosen[client]], LR)
+                close(values(states(executor)[client]), own[client])
             for j in range(3):
                 inside = [c for c in cohort if chosen[c] == j]
                 models[j] = mean([own[c] for c in inside], [SIZES[c] for c in inside]) if inside else models[j]
@@ -68,18 +53,6 @@ def test_three_rounds_by_hand() -> None:
 
 
 # Must hold --------------------------------------------------------------------------------------------------------
-
-
-def test_twins_end_in_one_cluster() -> None:
-    """Whatever the start; and with most starts apart from the clients with other labels."""
-    apart = 0
-    for seed in range(6):
-        executor = two_kinds(seed=seed).inline()
-        rounds(executor, 4, 4)
-        groups = executor.server.state.groups.tolist()
-        assert groups[0] == groups[2] and groups[1] == groups[3]
-        apart += groups[0] != groups[1]
-    assert apart >= 3
 
 
 def test_the_models_start_differently() -> None:

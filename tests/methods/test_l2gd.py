@@ -171,7 +171,6 @@ def test_the_mean_that_comes_is_kept_beside_the_model() -> None:
 def test_a_newcomer_starts_from_the_mean_and_trains_whatever_the_coin_says() -> None:
     w = l2gd(p=0.999, lam=0.1)
     module, sent = w.factory.build(), {k: v + 1 for k, v in w.federation.initial.items()}
-    assert isinstance(module, L2GD)
     module.receive(Message(weights=sent))
     assert module.aggregates(1) and torch.equal(
         module.get_parameter("net.head.bias"), w.federation.initial["net.head.bias"]

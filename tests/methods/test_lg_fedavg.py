@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from by_hand import SIZES, batches, close, gradient, mean, plus, started, values
+from by_hand import SIZES, close, mean, sgd, started, values
 from support import World, rounds, same, states, world
 
 from lightning_modules.methods.fedavg import FedAvg
@@ -25,14 +25,12 @@ def test_two_rounds_by_hand() -> None:
     with started(lg(training=Training(lr=0.3, batch_size=4))) as executor:
         models = [values(states(executor)[client]) for client in ALL]
         for t in (1, 2):
-            for client in ALL:
-                for x, y in batches(executor, client, t):
-                    models[client] = plus(models[client], -0.3, gradient(models[client], x, y))
-            head = mean([w[2:] for w in models], SIZES)
-            trained, models = models, [w[:2] + head for w in models]
+            ends = [sgd(executor, client, t, models[client], 0.3) for client in ALL]
+            head = mean([w[2:] for w in ends], SIZES)
+            models = [w[:2] + head for w in ends]
         rounds(executor, 2, 4)
         for client in ALL:
-            close(values(states(executor)[client]), trained[client])
+            close(values(states(executor)[client]), ends[client])
         close([executor.server.state.weights[f"net.head.{k}"].numpy() for k in ("weight", "bias")], head)
 
 

@@ -11,17 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from by_hand import NAMES, Arrays, close, gradient, losses, plus, scores, values
+from by_hand import NAMES, Arrays, close, evaluates, examples, gradient, losses, plus, scores, started, values
 from support import dropout_mlp, normed, rounds, same, states, world
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
 from lightning_modules.base import Batch, ClientModule, Evaluate, Evaluation, Terms
 from lightning_modules.losses import cross_entropy
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.per_fedavg import PerFedAvg
 from lightning_modules.model_checks import check_batches
-from lightning_modules.nets.mlp import Mlp
 from lightning_modules.phases import Phase
 from lightning_modules.training import Training
 from pflsim.data.federated import Examples, Shard
@@ -111,30 +109,6 @@ def test_hessian_free_step() -> None:
     close(values(module.state_dict()), plus(w, -BETA, plus(g, -ALPHA, d)))
 
 
-def test_hessian_free_step_of_a_deep_net_is_the_exact_gradient() -> None:
-    """Against autograd through the inner step (float64, tanh in place of ReLU so that second derivatives exist)."""
-    w = world(partial(PerFedAvg, alpha=ALPHA, variant="hf", delta=1e-5), Server(), model=smooth)
-    module = w.factory.build().double()
-    x, y, batch = drawn(np.random.default_rng(4), 10)
-    parameters = dict(module.net.named_parameters())
-
-    def loss(values: dict[str, Tensor], half: slice) -> Tensor:
-        return cross_entropy(functional_call(module.net, values, (batch[0][half],)), batch[1][half])
-
-    inner = torch.autograd.grad(loss(parameters, slice(0, 5)), list(parameters.values()), create_graph=True)
-    moved = {k: p - ALPHA * g for (k, p), g in zip(parameters.items(), inner, strict=True)}
-    exact = torch.autograd.grad(loss(moved, slice(5, 10)), list(parameters.values()))
-    module.compute_gradients(batch, Phase(), list(parameters.values()))
-    for parameter, expected in zip(parameters.values(), exact, strict=True):
-        torch.testing.assert_close(parameter.grad, expected, rtol=1e-6, atol=1e-9)
-
-
-def smooth(shape: tuple[int, ...], classes: int) -> Mlp:
-    net = Mlp(shape, classes, hidden=[6])
-    net.body.relu1 = nn.Tanh()
-    return net
-
-
 class SecondHalves(FedAvg):
     """FedAvg on the second half of every mini-batch."""
 
@@ -193,31 +167,16 @@ def test_adaptation_is_one_step_on_the_whole_shard() -> None:
 
 def test_evaluated_after_one_step_on_a_copy() -> None:
     """The personal figure is the server's model after one step on the client's training data; nothing is kept."""
-    w = world(PerFedAvg, Server(), training=Training(lr=0.7, batch_size=4))
-    assert PerFedAvg.reported_model == "personal" and PerFedAvg.reported_phase == "received"
-    executor = w.inline()
-    rounds(executor, 2, 4)
-    before, weights = states(executor), dict(executor.server.state.weights)
-    personal = executor.evaluate(EvalRequest("personal", "received", (0, 1, 2, 3), ("test",)))
-    common = executor.evaluate(EvalRequest("global", "received", (0, 1, 2, 3), ("test",)))
-    for client in range(4):
-        shard = executor.host.shards[client]
-        net = w.factory.build().net
-        net.load_state_dict({k.removeprefix("net."): v for k, v in weights.items()})
-        assert common[client].loss == pytest.approx(summed_loss(net, shard.test), rel=1e-5)
-        inputs, labels = shard.train.batch(slice(None))
-        cross_entropy(net(inputs), labels).backward()
-        torch.optim.SGD(net.parameters(), lr=0.7).step()
-        assert personal[client].loss == pytest.approx(summed_loss(net, shard.test), rel=1e-5)
-    assert same(before, states(executor))
-    assert all(torch.equal(weights[k], v) for k, v in executor.server.state.weights.items())
-    assert executor.evaluate(EvalRequest("personal", "received", (0, 1, 2, 3), ("test",))) == personal
+    with started(world(PerFedAvg, Server(), training=Training(lr=0.7, batch_size=4))) as executor:
+        rounds(executor, 2, 4)
+        before, common = states(executor), values(executor.server.state.weights)
 
+        def adapted(client: int, x: np.ndarray) -> np.ndarray:
+            return scores(plus(common, -0.7, gradient(common, *examples(executor, client))), x)
 
-def summed_loss(net: nn.Module, examples: Examples) -> float:
-    x, y = examples.batch(slice(None))
-    with torch.no_grad():
-        return float(nn.functional.cross_entropy(net(x), y, reduction="sum"))
+        evaluates(executor, 2, adapted, "personal received")
+        evaluates(executor, 2, lambda client, x: scores(common, x), "global received")
+        assert same(before, states(executor))
 
 
 def test_batch_normalisation_needs_two_examples_in_either_half() -> None:

@@ -17,11 +17,9 @@ from lightning_modules.methods.local import Local
 from lightning_modules.methods.pfedla import PFedLA
 from lightning_modules.nets.cnn import Cnn, LeNet
 from lightning_modules.training import Training
-from pflsim.data.federated import Partition
 from pflsim.engine.execution import TrainTask
 from pflsim.fusion.hypernetwork import Linear, tensors
 from pflsim.messages import Message, Uplink, payload_bytes
-from pflsim.params import load
 from pflsim.servers.base import Federation
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.local import Local as LocalServer
@@ -99,34 +97,7 @@ def test_keeping_all_units_is_local() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, tensors(executor.server.state.nets), strict=True))
 
 
-@pytest.mark.parametrize("k", [0, 1])
-def test_twins_end_with_more_weight_on_each_other_than_on_strangers(k: int) -> None:
-    """Clients 0 and 1 hold the same examples, of class 0 and a few of class 1; from equal weights everywhere."""
-    w = la(k=k, client=HeurpFedLA, start="uniform", hn_lr=0.5, training=Training(lr=0.1, batch_size=4, local_epochs=2))
-    by_class = [np.flatnonzero(w.dataset.y[: w.dataset.train_size] == c) for c in range(3)]
-    twin = np.concatenate([by_class[0][:10], by_class[1][:4]])
-    rows = twin, twin, np.concatenate([by_class[1][10:20], by_class[2][:4]]), by_class[2][10:24]
-    none = tuple(np.arange(0) for _ in rows)
-    executor = replace(w, partition=Partition(rows, none, none)).inline()
-    rounds(executor, 25, 4)
-    for name, alpha in executor.server_numbers().items():
-        if name.startswith("alpha/"):
-            for me, other in ((0, 1), (1, 0)):
-                assert alpha[me, other] > 1.1 * alpha[me, 2:].max(), (name, alpha[me])
-                assert alpha[me, me] > alpha[me, 2:].max()
-
-
 # The round ------------------------------------------------------------------------------------------------------------
-
-
-def test_one_by_one_or_together_clients_are_sent_the_same() -> None:
-    w = la(k=1)
-    state = after_rounds(w, 2)
-    together = w.rule.downlinks(state, range(4))
-    for client in range(4):
-        alone = w.rule.downlink(state, client).weights
-        assert alone.keys() == together[client].weights.keys()
-        assert all(torch.allclose(v, together[client].weights[k], rtol=1e-6, atol=1e-8) for k, v in alone.items())
 
 
 def test_a_newcomer_is_sent_the_mean_of_those_who_have_reported() -> None:
@@ -142,26 +113,6 @@ def test_a_newcomer_is_sent_the_mean_of_those_who_have_reported() -> None:
     for key, value in sent.items():
         expected = (table[0][key].double().numpy() + table[2][key].double().numpy()) / 2
         np.testing.assert_allclose(value.numpy(), expected, rtol=1e-6, atol=1e-8)
-
-
-def test_absent_clients_keep_their_row_and_their_hypernetwork() -> None:
-    """A client that never reported is the initial model to the others; one that comes back is as it left."""
-    w = la(hn_lr=0.5)
-    executor = w.inline()
-    start = executor.server.state
-    executor.fuse(executor.run(TrainTask(1), executor.send([0, 1])))
-    first = executor.server.state
-    executor.fuse(executor.run(TrainTask(2), executor.send([1, 2])))
-    second = executor.server.state
-    for before, now, absent in ((start, first, (2, 3)), (first, second, (0, 3))):
-        for client in range(4):
-            unchanged = all(torch.equal(now.table[client][k], v) for k, v in before.table[client].items())
-            assert unchanged == (client in absent)
-            nets = zip(tensors(before.nets), tensors(now.nets), strict=True)
-            assert client not in absent or all(torch.equal(a[client], b[client]) for a, b in nets)
-    assert all(torch.equal(second.table[3][k], v) for k, v in w.federation.initial.items())
-    own = states(executor)
-    assert all(torch.equal(second.table[i][k], v) for i in (0, 1, 2) for k, v in own[i].items() if k.startswith("net"))
 
 
 def test_running_statistics_are_mixed_with_their_unit_but_do_not_steer() -> None:
@@ -185,49 +136,6 @@ def test_running_statistics_are_mixed_with_their_unit_but_do_not_steer() -> None
 
 
 # HeurpFedLA -----------------------------------------------------------------------------------------------------------
-
-
-def test_kept_units_cost_nothing_down_and_stay_with_the_client() -> None:
-    """The byte ledger, and the model that a client trains from: its own kept unit, the others as sent."""
-    w = la(k=1, client=HeurpFedLA, hn_lr=1.0)
-    executor = w.inline()
-    seen = set()
-    for t in range(1, 6):
-        kept = executor.server_numbers()["kept"]
-        before, down = states(executor), executor.send(range(4))
-        for client in range(4):
-            (at,) = kept[client].nonzero().flatten().tolist()
-            seen.add(at)
-            message = executor.downlink(down.downlinks[client])
-            unit, other = executor.server.state.units[at], executor.server.state.units[1 - at]
-            assert set(message.weights) == set(other.keys)
-            assert down.down_bytes[client] == payload_bytes(message) == (HEAD, BODY)[at]
-            module = w.factory.build()
-            load(module, before[client])
-            module.receive(message)
-            start = module.state_dict()
-            assert all(torch.equal(start[k], before[client][k]) for k in unit.keys)
-            assert all(torch.equal(start[k], message.weights[k]) for k in other.keys)
-        trained = executor.run(TrainTask(t), down)
-        assert {r.up_bytes for r in trained.reports} == {BODY + HEAD}, "all of it is sent up, for the others"
-        executor.fuse(trained)
-    assert seen == {0, 1}, "both units were kept by somebody at some time"
-
-
-@pytest.mark.parametrize("update_kept", [True, False])
-def test_kept_units_in_the_step(update_kept: bool) -> None:
-    w = la(k=1, client=HeurpFedLA, hn_lr=0.5, update_kept=update_kept)
-    state = after_rounds(w, 2)
-    kept, ups = w.rule.numbers(state)["kept"], sent(w, state)
-    own = [{k for at in row.nonzero().flatten().tolist() for k in state.units[at].keys} for row in kept]
-    noise = {k: torch.randn_like(v) for k, v in w.federation.initial.items()}
-    for moved_part, changes in ((True, False), (False, True)):
-        moved = [
-            replace(u, weights={k: v + noise[k] * ((k in own[u.client]) == moved_part) for k, v in u.weights.items()})
-            for u in ups
-        ]
-        one, other = (tensors(w.rule.fuse(state, u).nets) for u in (ups, moved))
-        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True)) != (changes or update_kept)
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,13 @@
-"""Tables over the methods: what each reports, sends and refuses, its defaults, and what it reduces to."""
+"""Tables over the methods: what each reports, sends and refuses, and what it reduces to."""
 
 from __future__ import annotations
 
-import inspect
 from copy import deepcopy
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
-import yaml
-from hydra.utils import get_class
-from support import METHOD_PARAMS, METHODS, rounds, same, slow_except, states
+from support import METHOD_PARAMS, refusing, rounds, same, slow_except, states
 
 from lightning_modules.contract.checks import BATCH_NORM, equal, inline
 from lightning_modules.contract.command import maker
@@ -25,89 +21,55 @@ from pflsim.records.checkpoint_write import to_containers as plain
 NET, BODY, HEAD = "net.body net.head", "net.body", "net.head"
 MEANS = "prototypes"
 ALL = (0, 1, 2, 3)
-LA = {"embedding": 100, "hidden": (100, 100), "normaliser": "softmax", "hn_lr": 0.3, "unit": "module"}
-LA |= {"start": "random", "update_kept": True}
-FCD = {"lam": 1.0, "alternate": "batch", "feature_alignment": True, "decision_fusion": True, "hierarchical": True}
-PM = {"a": 0.5, "lam": 1.0, "distance": "mse", "alternate": "round", "relation_hidden": 50}
-ALP = {"groups": 3, "beta": 0.6, "warmup": 0.5, "unit": "module", "delta": "norm", "gamma": "all", "onto": "mixture"}
-HN = {"embedding": None, "hidden": (100, 100, 100), "hn_lr": None, "hn_momentum": 0.9, "hn_weight_decay": 0.001}
-AMP = {"alpha": 1e4, "sigma": 1e6, "clamp": False}
-TGP = {"max_margin": 100.0, "server_epochs": 100, "server_batch": 10, "server_hidden": None}
-DECOMP = {"personal_epochs": 2, "shared_epochs": None, "linear_rank": 0.4, "conv_rank": 0.6, "rank_from": "min"}
-DECOMP |= {"scale": "program", "weighting": "samples"}
-TABLE: dict[str, tuple[str, str, str, dict[str, Any]]] = {
-    # the model that is reported, what round 3 sends to a client and what the client replies, defaults of all settings
-    "apfl": ("personal trained", NET, NET, {"alpha": 0.5, "adaptive": True}),
-    "ditto": ("personal trained", NET, NET, {"lam": 1.0}),
-    "fedadagrad": ("global trained", NET, NET, {}),
-    "fedadam": ("global trained", NET, NET, {}),
-    "fedala": ("personal received", NET, NET, {"p": 1, "share": 0.8, "eta": 1.0, "threshold": 0.1}),
-    "fedalp": ("personal received", NET, NET, ALP),
-    "fedamp": ("personal trained", NET, NET, {"lam": 1.0, "unit": "model", **AMP}),
-    "fedas": ("personal trained", BODY, f"{BODY} number/fisher_trace", {"align_epochs": 1, "align_lr": 0.01}),
-    "fedavg": ("global trained", NET, NET, {}),
-    "fedavgm": ("global trained", NET, NET, {}),
-    "fedbabu": ("personal received", BODY, BODY, {"finetune_epochs": 5, "finetune": "both"}),
-    "fedbn": ("personal received", NET, NET, {}),
-    "fedcac": ("personal received", f"{NET} number/customised", f"extra/net {NET}", {"tau": 0.5, "beta": 100}),
-    "fedcp": (*("personal received", *[f"global_head {BODY} policy"] * 2), {"lam": 5.0, "gumbel": False}),
-    "feddbe": (
-        *("personal received", f"extra/mean_features {NET}", NET),
-        {"kappa": 50.0, "mean_momentum": 1.0, "personal_vector": True},
-    ),
-    "feddecomp": ("personal received", NET, NET, DECOMP),
-    "feddyn": ("global trained", NET, NET, {"alpha": 0.01}),
-    "fedfcd": (
-        *("personal trained", f"global_head {MEANS}", MEANS),
-        {**FCD, "server_lr": 0.01, "server_epochs": 1, "server_batch": 10, "prototype_weighting": "samples"},
-    ),
-    "fedfomo": (
-        *("personal trained", "extra/candidate", f"{NET} number/usefulness"),
-        {"baseline": "previous", "models": 5, "epsilon": 0.3, "epsilon_decay": 0.05},
-    ),
-    "fedgh": ("personal trained", HEAD, MEANS, {"server_lr": 0.01, "server_epochs": 1, "server_batch": 1}),
-    "fedpac": (
-        *("personal received", f"{NET} {MEANS}", f"extra/weighted_means {NET} number/variance {MEANS}"),
-        {"lam": 1.0, "head_epochs": 1, "head_lr": 0.1, "min_weight": 0.001},
-    ),
-    "fedper": ("personal trained", BODY, BODY, {"base": "body"}),
-    "fedproto": ("personal received", MEANS, MEANS, {"lam": 1.0, "predict": "prototype"}),
-    "fedprox": ("global trained", NET, NET, {"mu": 0.001}),
-    "fedrep": ("personal trained", BODY, BODY, {"head_epochs": 10, "body_epochs": None}),
-    "fedrod": ("personal trained", NET, NET, {}),
-    "fedselect": (
-        *("personal received", NET, f"extra/net {NET}"),
-        {"p": 0.25, "alpha": 0.8, "every": 1, "reference": "round"},
-    ),
-    "fedtgp": ("personal received", MEANS, MEANS, {"lam": 1.0, "predict": "prototype", "server_lr": 0.01, **TGP}),
-    "fedyogi": ("global trained", NET, NET, {}),
-    "fesem": ("personal received", NET, NET, {"groups": 3}),
-    "floco": (
-        *("personal received", f"extra/alpha {NET}", NET),
-        {"endpoints": 10, "rho": 0.1, "sampling": "simplex", "warmup": 0.5},
-    ),
-    "gpfl": ("personal trained", f"embeddings {BODY} valve", f"embeddings {BODY} valve", {"lam": 0.01, "mu": 0.1}),
-    "heurpfedla": ("personal received", BODY, NET, {"k": 1, **LA}),
-    "ifca": ("personal received", "extra/model", f"{NET} number/cluster", {"groups": 3}),
-    "l2gd": ("personal trained", NET, "", {"lam": 1.0, "p": 0.2}),
-    "lg_fedavg": ("personal received", HEAD, HEAD, {}),
-    "local": ("personal trained", "", "", {}),
-    "moon": ("global trained", NET, NET, {"mu": 1.0, "temperature": 0.5}),
-    "per_fedavg": ("personal received", NET, NET, {"alpha": None, "variant": "fo", "delta": 0.001}),
-    "pfedcfr": ("personal trained", NET, NET, {"lam": 1.0, "mu": 0.001, "r": "body", "unit": "module", **AMP}),
-    "pfedfda": (
-        *("personal received", *[f"extra/class_means extra/covariance {BODY}"] * 2),
-        {"single_beta": False, "min_count": 2, "cov_ridge": 0.0001, "full_last_round": False},
-    ),
-    "pfedhn": ("personal received", NET, NET, HN),
-    "pfedla": ("personal received", NET, NET, {"k": 0, **LA}),
-    "pfedme": (
-        *("personal trained", NET, NET),
-        {"lam": None, "inner_steps": 5, "personal_lr": 0.09, "beta": 1.0},
-    ),
-    "pfedpm": ("personal trained", MEANS, MEANS, {"predict": "decision", **PM}),
-    "r_pfedpm": ("personal trained", MEANS, MEANS, {"predict": "relation", **PM}),
-    "scaffold": ("global trained", f"extra/net {NET}", f"extra/net {NET}", {"server_lr": 1.0}),
+TABLE = {
+    # the model that is reported, what round 3 sends to a client and what the client replies
+    "apfl": ("personal trained", NET, NET),
+    "ditto": ("personal trained", NET, NET),
+    "fedadagrad": ("global trained", NET, NET),
+    "fedadam": ("global trained", NET, NET),
+    "fedala": ("personal received", NET, NET),
+    "fedalp": ("personal received", NET, NET),
+    "fedamp": ("personal trained", NET, NET),
+    "fedas": ("personal trained", BODY, f"{BODY} number/fisher_trace"),
+    "fedavg": ("global trained", NET, NET),
+    "fedavgm": ("global trained", NET, NET),
+    "fedbabu": ("personal received", BODY, BODY),
+    "fedbn": ("personal received", NET, NET),
+    "fedcac": ("personal received", f"{NET} number/customised", f"extra/net {NET}"),
+    "fedcp": ("personal received", *[f"global_head {BODY} policy"] * 2),
+    "feddbe": ("personal received", f"extra/mean_features {NET}", NET),
+    "feddecomp": ("personal received", NET, NET),
+    "feddyn": ("global trained", NET, NET),
+    "fedfcd": ("personal trained", f"global_head {MEANS}", MEANS),
+    "fedfomo": ("personal trained", "extra/candidate", f"{NET} number/usefulness"),
+    "fedgh": ("personal trained", HEAD, MEANS),
+    "fedpac": ("personal received", f"{NET} {MEANS}", f"extra/weighted_means {NET} number/variance {MEANS}"),
+    "fedper": ("personal trained", BODY, BODY),
+    "fedproto": ("personal received", MEANS, MEANS),
+    "fedprox": ("global trained", NET, NET),
+    "fedrep": ("personal trained", BODY, BODY),
+    "fedrod": ("personal trained", NET, NET),
+    "fedselect": ("personal received", NET, f"extra/net {NET}"),
+    "fedtgp": ("personal received", MEANS, MEANS),
+    "fedyogi": ("global trained", NET, NET),
+    "fesem": ("personal received", NET, NET),
+    "floco": ("personal received", f"extra/alpha {NET}", NET),
+    "gpfl": ("personal trained", f"embeddings {BODY} valve", f"embeddings {BODY} valve"),
+    "heurpfedla": ("personal received", BODY, NET),
+    "ifca": ("personal received", "extra/model", f"{NET} number/cluster"),
+    "l2gd": ("personal trained", NET, ""),
+    "lg_fedavg": ("personal received", HEAD, HEAD),
+    "local": ("personal trained", "", ""),
+    "moon": ("global trained", NET, NET),
+    "per_fedavg": ("personal received", NET, NET),
+    "pfedcfr": ("personal trained", NET, NET),
+    "pfedfda": ("personal received", *[f"extra/class_means extra/covariance {BODY}"] * 2),
+    "pfedhn": ("personal received", NET, NET),
+    "pfedla": ("personal received", NET, NET),
+    "pfedme": ("personal trained", NET, NET),
+    "pfedpm": ("personal trained", MEANS, MEANS),
+    "r_pfedpm": ("personal trained", MEANS, MEANS),
+    "scaffold": ("global trained", f"extra/net {NET}", f"extra/net {NET}"),
 }
 OF_SEVERAL_SHAPES = {"fedfcd", "fedgh", "fedproto", "fedtgp", "lg_fedavg", "local", "pfedpm", "r_pfedpm"}
 """Methods for clients with models of their own."""
@@ -134,7 +96,7 @@ def contents(message: Message) -> str:
 def test_what_is_reported_and_what_travels(method: str) -> None:
     """The class, the prepared run and the plan agree with the table."""
     made = job(method)
-    reported, down, up, _ = TABLE[method]
+    reported, down, up = TABLE[method]
     module = made.factory.build()
     for found in (module, made.meta):
         assert f"{found.reported_model} {found.reported_phase}" == reported  # type: ignore[attr-defined]
@@ -147,21 +109,6 @@ def test_what_is_reported_and_what_travels(method: str) -> None:
     assert {contents(m) for m in messages} == {down} or method == "heurpfedla"  # each client keeps a unit of its own
     assert {contents(m) for m in executor.uplinks(handle)} == {up}
     assert (executor.evaluate(EvalRequest("global", "received", (0,), ("test",), 2)) == []) == (method in NO_GLOBAL)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_defaults(method: str) -> None:
-    """Of every setting of a method, in the signatures of its two classes or in its file."""
-    node = yaml.safe_load((CONFIGS / "method" / f"{method}.yaml").read_text())
-    sides = [node.pop(side) for side in ("client", "server")]
-    node.pop("search", None)
-    node.pop("defaults", None)
-    found = {}
-    for side in sides:
-        for parameter in inspect.signature(get_class(side["_target_"])).parameters.values():
-            if parameter.default is not parameter.empty:
-                found[parameter.name] = parameter.default
-    assert {**found, **node} == TABLE[method][3]
 
 
 REFUSED = """
@@ -207,9 +154,8 @@ def test_settings_that_are_refused(line: str) -> None:
     """In one line that names the setting."""
     method, _, settings = line.partition(": ")
     for setting in settings.split():
-        with pytest.raises(SettingsError, match=rf"method\.{setting.partition('=')[0]}") as error:
+        with refusing(f"method.{setting.partition('=')[0]}"):
             inline(job(method, f"method.{setting}"))
-        assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("method", METHOD_PARAMS)
@@ -249,8 +195,6 @@ REDUCTIONS = [
     ("l2gd p=0", "local", "net", False),
     ("moon mu=0", "fedavg", "net", False),
     ("pfedcfr r=1 unit=model", "fedamp", "net", False),
-    ("pfedpm lam=0", "local", "net", False),
-    ("pfedpm lam=0 alternate=batch", "local", "net", False),
 ]
 RUNS = {
     "mlp": ("local_epochs=null", "local_steps=5", "momentum=0.5", "lr_decay=0.9"),
@@ -302,9 +246,3 @@ def test_a_fusion_changes_nothing_it_was_given(method: str) -> None:
     before = deepcopy([plain(state), *map(plain, uplinks)])
     fused = [plain(rule.fuse(state, uplinks)) for _ in range(2)]
     assert equal([plain(state), *map(plain, uplinks)], before) and equal(*fused)
-
-
-@pytest.mark.parametrize("method", ["fedbabu", "fedrep"])
-def test_a_body_without_parameters_is_refused(method: str) -> None:
-    with pytest.raises(SettingsError, match=f"(?i){method}.*body"):
-        inline(job(method, "model.hidden=[]"))

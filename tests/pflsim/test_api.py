@@ -21,15 +21,9 @@ from pflsim.config.compose import CONFIGS, composing, parse
 from pflsim.errors import SettingsError
 from pflsim.seeding import cohort
 
-SMALL: dict[str, Any] = {
-    "data": "digits", "clients": 3, "rounds": 2, "executor": "inline", "lockstep": False, "progress": "none",
-}  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("here")
+SMALL: dict[str, Any] = {"data": "digits", "clients": 3, "rounds": 2, "executor": "inline", "lockstep": False}
+SMALL |= {"progress": "none"}
 
 
 @pytest.mark.parametrize(
@@ -64,10 +58,10 @@ def test_importable_objects_keep_their_names() -> None:
     assert target_of(local) == "__main__.local" and resolve("__main__.local") is local
 
 
-def test_a_run_and_its_tables(folder: Path) -> None:
+def test_a_run_and_its_tables() -> None:
     run = pflsim.run(method="fedavg", **SMALL, overrides=["model.hidden=[4]"], eval={"received": True}, run_dir="one")
     assert run.folder == Path("one") and run.config["eval"]["received"] is True and run.config["model"]["hidden"] == [4]
-    with (folder / "one/per_client.csv").open() as file:
+    with Path("one/per_client.csv").open() as file:
         rows = list(csv.DictReader(file))
     table = run.per_client()
     assert len(table) == len(rows) and list(table["correct"]) == [int(row["correct"]) for row in rows]
@@ -83,7 +77,7 @@ def test_a_run_and_its_tables(folder: Path) -> None:
     assert again.accuracy == run.accuracy
 
 
-def test_clients_that_never_took_part_are_counted_apart(folder: Path) -> None:
+def test_clients_that_never_took_part_are_counted_apart() -> None:
     """One client of three trains in the only round; the others are evaluated too."""
     run = pflsim.run(method="local", **{**SMALL, "rounds": 1}, fraction=0.34, run_dir="one")
     (trained,) = set(range(3)) - run.untrained(1)
@@ -96,7 +90,7 @@ def test_clients_that_never_took_part_are_counted_apart(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_sweep_is_compared_and_reported(folder: Path) -> None:
+def test_a_sweep_is_compared_and_reported() -> None:
     rounds, words = list[int](), ["model.hidden=[4]", "sweep.parallel=1"]
     calls = [lambda result: rounds.append(result.round)]
     runs = pflsim.sweep(method=["local", "fedavg"], seed=[0, 1], **SMALL, overrides=words, callbacks=calls)
@@ -149,7 +143,7 @@ def own_data(clients: int = 3) -> tuple[Any, Any, dict[str, list[list[int]]]]:
     return (x[:40], y[:40]), (x[40:], y[40:]), rows
 
 
-def test_objects_of_a_program(folder: Path) -> None:
+def test_objects_of_a_program() -> None:
     """A model, data, a partition and a method that no other process can import; resuming needs them again."""
     train, test, rows = own_data()
 
@@ -194,15 +188,15 @@ def test_objects_of_one_name_in_a_sweep() -> None:
         pflsim.sweep(**SMALL | {"data": [(train, test), (test, train)]})
 
 
-def test_resumed_with_data_of_a_dotted_name_elsewhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = [
-        "from pflsim.data.dataset import Dataset",
-        "from pflsim.data.sources.scikit_learn import digits",
-        "def read(*, path: str = 'here') -> Dataset:",
-        "    return digits()",
-    ]
-    (folder / "moved_data.py").write_text("\n".join(lines))
-    monkeypatch.syspath_prepend(folder)
+MOVED = """
+from pflsim.data.dataset import Dataset
+from pflsim.data.sources.scikit_learn import digits
+def read(*, path: str = 'here') -> Dataset: return digits()
+"""
+
+
+def test_resumed_with_data_of_a_dotted_name_elsewhere() -> None:
+    Path("moved_data.py").write_text(MOVED)
     run = pflsim.run(method="local", **SMALL | {"data": "moved_data.read"}, overrides=["model.hidden=[4]"])
     again = pflsim.resume(run, rounds=3, overrides=["data.path=there"])
     assert again.summary["rounds"] == 3 and again.summary["data"] == "read"

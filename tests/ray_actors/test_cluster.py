@@ -116,7 +116,6 @@ def test_ray_starts_early_with_the_actors_that_a_run_probably_needs(
 ) -> None:
     placement = replace(Placement(cpus=2, object_store_mb=200), **settings.pop("placement", {}))
     early = cluster.start_early(Settings(placement=placement, **settings))
-    assert early is not None
     with closing(early) as local:
         local.pool(placement, SAME)
         assert fake.calls[:2] == [("init", 2, 0, 200), ("actors", actors, 1.0 if actors == 2 else 0.6666)]
@@ -162,7 +161,6 @@ def started() -> tuple[subprocess.Popen[str], dict[str, Any], list[psutil.Proces
     process = subprocess.Popen(
         [sys.executable, "-c", CODE], env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
-    assert process.stdout is not None
     found = json.loads(process.stdout.readline())
     return process, found, [psutil.Process(pid) for pid in found["pids"]]
 

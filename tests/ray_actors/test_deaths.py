@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import ray
 from failing_clients import ALWAYS, Endangered, EndangeredServer, set_trap
-from failure_runs import SIZES, agree, on_ray, outcome, take_log
+from failure_runs import SIZES, on_ray, outcome, take_log
 from ray.exceptions import OutOfMemoryError, RayActorError
-from support import Records, World, dropout_mlp, world
+from support import Records, World, agree, dropout_mlp, world
 
 from lightning_modules.training import Training
 from pflsim.errors import ClientError, RunError, ServerError

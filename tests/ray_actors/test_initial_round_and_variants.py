@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import Records, rounds, same, states
+from support import Records, inline, prepared, rounds, same, states
 
 from lightning_modules.base import ClientModule
-from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.local import Local
-from lightning_modules.prepare import PreparedRun, prepare
+from lightning_modules.prepare import PreparedRun
 from lightning_modules.prototypes import class_means
-from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.data.federated import Shard
 from pflsim.engine.execution import ReplyTask, Sent
 from pflsim.engine.simulation import Simulation
@@ -64,22 +62,10 @@ SMALL = ["data=digits", "clients=6", "rounds=3", "fraction=0.5", "model=mlp", "m
 TWO = "model.variants=[{hidden:[7,5]},{hidden:[5]}]"
 
 
-def job(*overrides: str) -> PreparedRun:
-    with composing([CONFIGS]):
-        settings = to_settings(composed([*SMALL, *overrides], [CONFIGS]))
-    return prepare(settings)
-
-
-def of(client: type[ClientModule], *overrides: str, monkeypatch: pytest.MonkeyPatch) -> PreparedRun:
-    """A job of the client above with the counting rule."""
-    monkeypatch.setattr("lightning_modules.prepare.bind_method", lambda *a, **k: (client, Counting))
-    return job(*overrides)
-
-
-def inline(made: PreparedRun) -> InlineExecutor:
-    executor = InlineExecutor(made)
-    executor.start()
-    return executor
+def counting(monkeypatch: pytest.MonkeyPatch, *overrides: str) -> PreparedRun:
+    """A run of the client above with the counting rule."""
+    monkeypatch.setattr("lightning_modules.prepare.bind_method", lambda *a, **k: (Means, Counting))
+    return prepared(*SMALL, *overrides)
 
 
 def on_actors(made: PreparedRun, pool: ActorPool) -> RayExecutor:
@@ -92,7 +78,7 @@ def on_actors(made: PreparedRun, pool: ActorPool) -> RayExecutor:
 
 
 def test_an_initial_round_and_a_round_of_all_clients(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    made = of(Means, "trace.rounds=[0]", monkeypatch=monkeypatch)
+    made = counting(monkeypatch, "trace.rounds=[0]")
     executor, clients_done = inline(made), Records()
     before = states(executor)
     executor.run(ReplyTask(), Sent.nothing(range(6)))
@@ -108,7 +94,7 @@ def test_an_initial_round_and_a_round_of_all_clients(monkeypatch: pytest.MonkeyP
 @pytest.mark.slow
 def test_every_client_that_is_done_is_counted(monkeypatch: pytest.MonkeyPatch, pool: ActorPool, tmp_path: Path) -> None:
     """In every phase that says how many are due, as many are."""
-    made = of(Means, monkeypatch=monkeypatch)
+    made = counting(monkeypatch)
     for number, executor in enumerate((inline(made), on_actors(made, pool))):
         listener = Records()
         Simulation(executor, made.plan, tmp_path / str(number), listener).run()
@@ -126,7 +112,7 @@ def test_every_client_that_is_done_is_counted(monkeypatch: pytest.MonkeyPatch, p
 
 @pytest.mark.slow
 def test_variants_are_dealt_in_turn_and_equal_on_actors(monkeypatch: pytest.MonkeyPatch, pool: ActorPool) -> None:
-    made = of(Means, TWO, monkeypatch=monkeypatch)
+    made = counting(monkeypatch, TWO)
     alone, spread = inline(made), on_actors(made, pool)
     for executor in (alone, spread):
         rounds(executor, 2, 6)
@@ -147,4 +133,4 @@ def test_variants_are_dealt_in_turn_and_equal_on_actors(monkeypatch: pytest.Monk
 )
 def test_what_variants_may_not_do(words: str, said: str) -> None:
     with pytest.raises(SettingsError, match=said):
-        job(*words.split())
+        prepared(*SMALL, *words.split())

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import ray
-from failing_executor import PLAN, alike, bare
+from failing_executor import PLAN, bare
 from failure_runs import SIZES as FIVE
 from failure_runs import on_ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, ObjectLostError, OwnerDiedError, RayTaskError
-from support import Records, World, dropout_mlp, planned, states, world
+from support import Records, World, agree, dropout_mlp, planned, states, world
 
 from lightning_modules.methods.pfedcfr import PFedCFR
 from lightning_modules.training import Training
@@ -27,6 +27,11 @@ from ray_actors.client_actor import Environment
 from ray_actors.resources import ActorPool
 
 pytestmark = pytest.mark.slow
+
+
+def held(executor: Any) -> Any:
+    return states(executor), executor.server_state()
+
 
 LOST, LATE = ObjectLostError("ab" * 28, None, ""), GetTimeoutError("late")
 
@@ -67,7 +72,7 @@ def test_lost_objects_and_states(pool: ActorPool, monkeypatch: pytest.MonkeyPatc
     executor = on_ray(made, pool)
     assert executor.recover()  # nothing to lose
     one_round(executor)
-    after = states(executor), executor.server_state()
+    after = held(executor)
     for error in (LOST, OwnerDiedError("ab" * 28, None, ""), ValueError("no"), ActorDiedError()):
         lost = isinstance(error, ObjectLostError)
         for met in (error, RayTaskError("train", "a traceback", error)):
@@ -78,15 +83,14 @@ def test_lost_objects_and_states(pool: ActorPool, monkeypatch: pytest.MonkeyPatc
     with monkeypatch.context() as patch:
         patch.setattr(remote, "ray", LosingRay(0))
         assert executor.recover()
-    assert alike(states(executor), after[0]) and alike(executor.server_state(), after[1])
+    agree(held(executor), after)
     for error in (LOST, LATE):
         with monkeypatch.context() as patch:
             patch.setattr(remote, "ray", LosingRay(1, error))
             assert not executor.recover()
-        fresh = made.inline()
-        assert alike(states(executor), states(fresh)) and alike(executor.server_state(), fresh.server_state())
+        agree(held(executor), held(made.inline()))
         one_round(executor)
-        assert alike(states(executor), after[0]) and alike(executor.server_state(), after[1])
+        agree(held(executor), after)
 
 
 @pytest.mark.parametrize(("lost", "every", "repeated"), [(1, 0, [1, 2, 3]), (1, 2, [3]), (0, 2, [])])
@@ -119,11 +123,10 @@ def test_a_node_that_dies_in_the_middle_changes_no_bit(
         with run_log(tmp_path / name):
             Simulation(executor, drawn, tmp_path / name, listener).run()
         records = [bare(record) for record in listener.records]
-        outcomes.append((states(executor), executor.server_state(), records, listener.joined))
+        outcomes.append((held(executor), records, listener.joined))
         again = [phase[0] for phase in listener.phases if isinstance(phase, tuple) and phase[1] == "again"]
         assert again == (repeated if name == "ray" else [])
-    one, other = outcomes
-    assert alike(one[0], other[0]) and alike(one[1], other[1]) and one[2:] == other[2:]
+    agree(*outcomes)
     assert "left the cluster" in (tmp_path / "ray" / LOG).read_text()
 
 

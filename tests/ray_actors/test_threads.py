@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from support import settings_of
 
 from lightning_modules.hosts.client_host import ClientHost
 from lightning_modules.hosts.devices import torch_threads
 from pflsim import cli
-from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from ray_actors.run import Runner
 
 
@@ -28,10 +28,8 @@ def test_the_driver_uses_the_threads_of_the_placement(
 
     monkeypatch.setattr(ClientHost, "run_groups", recorded)
     overrides = ["executor=inline", "rounds=1", "progress=none", f"placement.threads={threads}"]
-    with composing([CONFIGS]):
-        settings = to_settings(composed([*overrides, f"run_dir={tmp_path / 'run'}"], [CONFIGS]))
     with torch_threads(3), Runner() as runner:
-        runner.run(settings)
+        runner.run(settings_of(*overrides, f"run_dir={tmp_path / 'run'}"))
         assert torch.get_num_threads() == 3
     assert seen == {threads}
 

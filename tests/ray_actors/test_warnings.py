@@ -9,13 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import METHOD_PARAMS
+from support import METHOD_PARAMS, prepared
 
-from lightning_modules.prepare import prepare
 from pflsim import cli
 from pflsim.analysis.report.page import page
-from pflsim.config.compose import CONFIGS, composed, composing, to_settings
-from pflsim.config.settings import Settings
 from pflsim.records.summary import RunMeta
 from pflsim.records.tracker import Tracker
 from pflsim.types import RoundRecord, TrainReport
@@ -23,17 +20,12 @@ from pflsim.types import RoundRecord, TrainReport
 SMALL = ["clients=3", "rounds=2", "executor=inline", "progress=quiet", "batch_size=50"]
 
 
-def settings(*overrides: str) -> Settings:
-    with composing([CONFIGS]):
-        return to_settings(composed([*SMALL, *overrides], [CONFIGS]))
-
-
 @pytest.mark.parametrize("method", METHOD_PARAMS)
 @pytest.mark.parametrize("model", ["mlp", "cnn_bn"])
 def test_no_method_warns_about_a_model_with_all_parts(method: str, model: str) -> None:
     sizes = ["model.hidden=[4]"] if model == "mlp" else ["model.channels=[2]", "model.kernel=3", "model.hidden=4"]
     expected = 1 if (method, model) == ("fedbn", "mlp") else 0  # no normalisation layers
-    assert len(prepare(settings(f"method={method}", f"model={model}", *sizes)).warnings) == expected
+    assert len(prepared(*SMALL, f"method={method}", f"model={model}", *sizes).warnings) == expected
 
 
 @pytest.mark.parametrize(
@@ -47,7 +39,7 @@ def test_no_method_warns_about_a_model_with_all_parts(method: str, model: str) -
     ],
 )
 def test_a_method_that_equals_another_with_this_model(line: str, said: str) -> None:
-    (warning,) = prepare(settings(*line.split())).warnings
+    (warning,) = prepared(*SMALL, *line.split()).warnings
     assert said in warning and warning.startswith(line.partition(" ")[0].removeprefix("method="))
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from failing_clients import ALWAYS, Endangered, EndangeredServer, set_trap
-from failure_runs import SIZES, agree, on_ray, outcome, take_log
-from support import World, dropout_mlp, same, world
+from failure_runs import SIZES, on_ray, outcome, take_log
+from support import World, agree, dropout_mlp, inline, same, world
 
 from lightning_modules.hosts.client_host import Reply
 from lightning_modules.hosts.failures import Failure, nonfinite
@@ -36,12 +36,6 @@ def made_with(traps: Path, on_nonfinite: str = "abort", stacks: tuple[tuple[int,
     )
 
 
-def inline(made: World, rule: str = "retry(3)") -> InlineExecutor:
-    executor = InlineExecutor(made.on_error(rule))
-    executor.start()
-    return executor
-
-
 @pytest.fixture
 def traps(tmp_path: Path) -> Path:
     folder = tmp_path / "traps"
@@ -50,7 +44,7 @@ def traps(tmp_path: Path) -> Path:
 
 
 def executors(made: World, pool: ActorPool, rule: str) -> list[Any]:
-    return [inline(made, rule), on_ray(made, pool, rule)]
+    return [inline(made.on_error(rule)), on_ray(made, pool, rule)]
 
 
 @pytest.mark.slow

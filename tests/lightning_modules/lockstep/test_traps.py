@@ -104,7 +104,6 @@ def test_equal_to_autograd(how: Callable[[Model, Tensor], Tensor], n: int, plain
             torch.stack(list(made.values())).sum().backward()
             expected.append([float(term.detach()) for term in made.values()])
             for parameter in model.parameters():
-                assert parameter.grad is not None
                 parameter.data -= 0.01 * parameter.grad
     # Terms are read late, as those of several steps are added up together.
     found = [[float(t if n == 1 else t[row]) for t in terms] for terms in noted for row in range(n)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import product
@@ -14,6 +13,7 @@ from typing import Any
 import optuna
 import pytest
 from made_runs import make_run
+from support import refusing
 
 from pflsim import cli
 from pflsim.commands import tune
@@ -94,32 +94,38 @@ def points(folder: str) -> dict[str, list[Mapping[str, Any]]]:
     return {name: [one.params for one in found] for name, found in trials(folder).items()}
 
 
-@pytest.mark.parametrize(
-    ("word", "named"),
-    [
-        ("search.lr={low:1,high:0.1}", "search.lr"),
-        ("search.lr={low:0.1}", "search.lr"),
-        ("search.lr={low:a,high:b}", "search.lr"),
-        ("search.lr=0.1", "search.lr"),
-        ("search.lr=[0.1,-1]", "lr=-1"),
-        ("search.lr={low:0,high:1}", "lr=0"),
-        ("search.fedprox.mu={low:0,high:1,log:true}", "search.method.mu"),
-        ("search.fedprox.muu=[1,2]", "method.mu"),
-        ("search.batch_size={low:0.5,high:2}", "batch_size=0.5"),
-        ("search.optimizer=[sgd,adan]", "adam, adamw, sgd"),
-        ("search.seed=[1,2]", "search.seed"),
-        ("search.data.root=[a,b]", "search.data.root"),
-        ("search.ditto.lam=[0.1,1]", "ditto.lam"),
-        ("lr=0.1,0.2", "search."),
-        ("run_dir=x", "--into"),
-        ("split.validation=0", "split.validation"),
-        ("ray_address=auto", "executor=ray"),
-    ],
-)
-def test_spaces_are_checked_before_anything_runs(word: str, named: str) -> None:
-    with composing([CONFIGS]), pytest.raises(SettingsError) as error:
-        methods_of([*WORDS, word], [CONFIGS])
-    assert named in str(error.value)
+def found(*words: str) -> list[Method]:
+    """The methods with their spaces."""
+    with composing([CONFIGS]):
+        return methods_of(words, [CONFIGS])
+
+
+WRONG = """
+search.lr={low:1,high:0.1} search.lr
+search.lr={low:0.1} search.lr
+search.lr={low:a,high:b} search.lr
+search.lr=0.1 search.lr
+search.lr=[0.1,-1] lr=-1
+search.lr={low:0,high:1} lr=0
+search.fedprox.mu={low:0,high:1,log:true} search.method.mu
+search.fedprox.muu=[1,2] method.mu
+search.batch_size={low:0.5,high:2} batch_size=0.5
+search.optimizer=[sgd,adan] adam, adamw, sgd
+search.seed=[1,2] search.seed
+search.data.root=[a,b] search.data.root
+search.ditto.lam=[0.1,1] ditto.lam
+lr=0.1,0.2 search.
+run_dir=x --into
+split.validation=0 split.validation
+ray_address=auto executor=ray
+"""
+
+
+@pytest.mark.parametrize("line", WRONG.strip().split("\n"))
+def test_spaces_are_checked_before_anything_runs(line: str) -> None:
+    word, _, named = line.partition(" ")
+    with refusing(named):
+        found(*WORDS, word)
 
 
 @pytest.mark.parametrize("block", ["{muu: [1, 2]}", "{mu: {low: 2, high: 1}}", "3"])
@@ -136,28 +142,25 @@ def test_an_error_in_the_block_of_a_method_names_the_method(block: str, tmp_path
     ("space", "expected"), [("[0.05]", 0.05), ("[1,0.1]", 0.1), ("{low:1,high:2}", 1), ("{low:0.01,high:0.05}", 0.05)]
 )
 def test_the_first_trial_is_in_the_space(space: str, expected: float) -> None:
+    (method,) = found("method=local", f"search.lr={space}")
     with composing([CONFIGS]):
-        (method,) = methods_of(["method=local", f"search.lr={space}"], [CONFIGS])
         assert method.first_point() == {"lr": expected}
 
 
 def test_spaces_of_the_methods_and_of_the_command_line() -> None:
     words = ["method=fedprox,moon,local", "search.moon.mu={low:1,high:5}", "search.momentum=[0,0.9]"]
-    with composing([CONFIGS]):
-        fedprox, moon, local = (method.space for method in methods_of([*words, "search.lr=[1,0.1]"], [CONFIGS]))
-        alone = methods_of(["method=local", "search.lr=null"], [CONFIGS])[0].space
+    fedprox, moon, local = (method.space for method in found(*words, "search.lr=[1,0.1]"))
     shared = {"lr": [1.0, 0.1], "momentum": [0.0, 0.9]}
     assert local == shared and [type(value) for value in local["lr"]] == [float, float]
     assert fedprox == {**shared, "method.mu": {"low": 0.001, "high": 1.0, "log": True}}
     assert moon == {**shared, "method.mu": {"low": 1, "high": 5}}
-    assert alone == {}
+    assert found("method=local", "search.lr=null")[0].space == {}
 
 
 @pytest.mark.slow
 def test_every_method_has_a_space_that_its_settings_accept() -> None:
     names = ",".join(sorted(file.stem for file in (CONFIGS / "method").glob("*.yaml")))
-    with composing([CONFIGS]):
-        spaces = {method.name: set(method.space) for method in methods_of([f"method={names}"], [CONFIGS])}
+    spaces = {method.name: set(method.space) for method in found(f"method={names}")}
     assert all("lr" in space for space in spaces.values())
     assert {"lr", "server_optimizer.lr", "server_optimizer.beta1"} == spaces["fedavgm"]
     without_settings = {"local", "fedavg", "fedbn", "fedper", "fedrod", "lg_fedavg", "fedsa_lora", "ffa_lora"}
@@ -168,13 +171,13 @@ def test_suggestions_are_in_the_space(study: Callable[..., int]) -> None:
     words = ("method=local", "search.batch_size={low:2,high:5}", "search.model.hidden=[[4],[5,6]]", "--seeds", "1")
     for folder, more in (("a", ("--trials", "18")), ("b", ("--trials", "3")), ("c", ("--trials", "3", "seed=1"))):
         assert study(folder, fake(), *words, *more) == 0
-    found, again, other = (points(folder)["local"] for folder in "abc")
-    assert found[:3] == again and found[0] == other[0] and found[1] != other[1]
-    for point in found[1:]:
+    tried, again, other = (points(folder)["local"] for folder in "abc")
+    assert tried[:3] == again and tried[0] == other[0] and tried[1] != other[1]
+    for point in tried[1:]:
         assert 0.001 <= point["lr"] <= 1 and point["lr"] == float(f"{point['lr']:.4g}")
         assert type(point["batch_size"]) is int and point["model.hidden"] in ([4], [5, 6])
-    assert {point["batch_size"] for point in found[1:]} == {2, 3, 4, 5}
-    distances = [abs(math.log(point["lr"] / 0.02)) for point in found]
+    assert {point["batch_size"] for point in tried[1:]} == {2, 3, 4, 5}
+    distances = [abs(math.log(point["lr"] / 0.02)) for point in tried]
     assert sum(distances[11:]) / 7 < sum(distances[:11]) / 11  # it maximises
 
 
@@ -197,8 +200,8 @@ def test_a_finite_space_is_tried_once(study: Callable[..., int], monkeypatch: py
     monkeypatch.setattr("pflsim.commands.tune_study.DRAWS", 1)
     words = ("method=local", "search.lr=[0.1,0.01,0.02]", "search.batch_size={low:17,high:20}", "--trials", "30")
     assert study("study", fake(), *words) == 0
-    found = {tuple(point.values()) for point in points("study")["local"]}
-    assert found == set(product((0.1, 0.01, 0.02), (17, 18, 19, 20))) and len(points("study")["local"]) == 12
+    tried = [tuple(point.values()) for point in points("study")["local"]]
+    assert set(tried) == set(product((0.1, 0.01, 0.02), (17, 18, 19, 20))) and len(tried) == 12
     assert "all there are" in Path("study/tuned.md").read_text()
 
 
@@ -229,15 +232,15 @@ def test_a_study_that_is_stopped_has_the_same_number_of_trials_and_no_point_twic
         assert study("stopped", fake(at_once=at_once, stop_after=stop_after), *words) == 130
     ran = list[Settings]()
     assert study("stopped", fake(at_once=at_once, ran=ran), *words) == 0
-    for found in points("stopped").values():
-        assert len(found) == 12 and all(point not in found[:i] for i, point in enumerate(found))
-    assert all(one.value is not None for found in trials("stopped").values() for one in found)
+    for tried in points("stopped").values():
+        assert len(tried) == 12 and all(point not in tried[:i] for i, point in enumerate(tried))
+    assert all(one.value is not None for tried in trials("stopped").values() for one in tried)
     if at_once == 1:
         assert points("stopped") == points("straight")
 
 
 @pytest.mark.slow
-def test_the_end_of_the_journal_may_be_missing(study: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_end_of_the_journal_may_be_missing(study: Callable[..., int]) -> None:
     """A process was killed while it wrote, or the disk was full."""
     assert study("straight", fake()) == 0 and study("cut", fake(stop_after=3)) == 130
     journal = Path("cut", JOURNAL)
@@ -271,26 +274,24 @@ def test_failed_trials_count_and_are_not_chosen(study: Callable[..., int], capsy
 
 
 @pytest.mark.slow
-def test_another_command_is_refused(study: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_command_is_refused(study: Callable[..., int], refused: Callable[..., str]) -> None:
     assert study("study", fake(stop_after=0), *SHORT) == 130
     assert study("study", fake(stop_after=0), *SHORT, "sweep.parallel=3", "progress=none") == 130
-    for words, named in [
-        ([*SHORT, "batch_size=5"], "settings.fedprox.batch_size"),
-        ([*SHORT, "search.lr=[0.1,0.2]"], "space.fedprox.lr"),
-        ([*SHORT, "method=fedprox"], "methods"),
-        ([*SHORT, "--trials", "8"], "trials"),
-        ([*SHORT, "--seeds", "2"], "seeds"),
-        ([*SHORT, "--rounds", "20"], "rounds"),
-    ]:
-        capsys.readouterr()
-        assert study("study", fake(), *words) == 2
-        assert named in (said := capsys.readouterr().err) and said.count("\n") == 1
+    for words, named in {
+        "batch_size=5": "settings.fedprox.batch_size",
+        "search.lr=[0.1,0.2]": "space.fedprox.lr",
+        "method=fedprox": "methods",
+        "--trials 8": "trials",
+        "--seeds 2": "seeds",
+        "--rounds 20": "rounds",
+    }.items():
+        assert named in refused("tune", *SHORT, *words.split(), "--into", "study")
 
 
-def test_a_folder_with_other_files_is_refused(study: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_with_other_files_is_refused(study: Callable[..., int], refused: Callable[..., str]) -> None:
     Path("study").mkdir()
     Path("study/mine.txt").touch()
-    assert study("study", fake()) == 2 and "not empty" in capsys.readouterr().err
+    assert "not empty" in refused("tune", *SHORT, "--into", "study")
 
 
 def test_the_tables(study: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
@@ -310,11 +311,9 @@ def test_runs_of_the_chosen_values_may_be_longer(study: Callable[..., int]) -> N
     assert [(one.rounds, one.lr, one.seed) for one in ran[4:]] == [(9, 0.02, seed) for seed in (1, 2, 3)] * 2
 
 
-def test_rounds_that_a_method_refuses_begin_no_study(
-    study: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert study("study", fake(), *WORDS, "rounds=40", "trace.rounds=[40]", "--rounds", "20") == 2
-    assert "trace.rounds" in capsys.readouterr().err and not Path("study").exists()
+def test_rounds_that_a_method_refuses_begin_no_study(here: Path, refused: Callable[..., str]) -> None:
+    words = (*WORDS, "rounds=40", "trace.rounds=[40]", "--rounds", "20", "--into", "study")
+    assert "trace.rounds" in refused("tune", *words) and not Path("study").exists()
 
 
 def test_a_setting_that_is_null_keeps_it_in_the_first_trial(study: Callable[..., int]) -> None:
@@ -348,16 +347,6 @@ def test_crashed_runs_are_no_failed_trials(monkeypatch: pytest.MonkeyPatch) -> N
     assert started == [0, 1]
 
 
-def test_optuna_may_be_missing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_optuna_may_be_missing(monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
-    assert cli.main(["tune", *WORDS, "--into", "x"]) == 2
-    assert "pip install 'pflsim[tune]'" in capsys.readouterr().err
-
-
-def test_help_is_quick() -> None:
-    code = (
-        "import sys\nfrom pflsim.cli import main\ntry: main(['tune', '--help'])\nexcept SystemExit: pass\n"
-        "sys.exit([name for name in ('torch', 'ray') if name in sys.modules] or 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    assert "pip install 'pflsim[tune]'" in refused("tune", *WORDS, "--into", "x")

@@ -9,6 +9,7 @@ from textwrap import dedent
 from typing import Any, Literal
 
 import pytest
+from support import refusing
 
 from pflsim.config.components import bind, bind_method, check_component, parameters_of, resolve, settings_of
 from pflsim.errors import SettingsError
@@ -66,9 +67,8 @@ def test_bind_fills_in_the_settings(module: str) -> None:
     ],
 )
 def test_what_is_refused(module: str, settings: dict[str, object], message: str) -> None:
-    with pytest.raises(SettingsError, match=message) as caught:
+    with refusing(match=message):
         check_component({"_target_": f"{module}.box", **settings}, "model")
-    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_values_become_the_types_of_their_settings(module: str) -> None:

@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import World, dataset, same, trained_states, world
+from support import World, dataset, prepared, same, trained_states, world
 
 from lightning_modules.lockstep.stacks import stacks
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.fedproto import FedProto
-from lightning_modules.prepare import prepare
 from lightning_modules.training import Training
-from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.config.settings import Settings
 from pflsim.data.federated import ROW_BITS, CropFlip, Examples
 from pflsim.engine.execution import EvalRequest, TrainTask
@@ -96,9 +94,7 @@ def test_lockstep_trains_on_the_variants_of_the_loop() -> None:
     found = stacks(Settings(lockstep=True), "fedavg", loop.factory.build(), "cpu", [12, 7, 20, 9])
     assert found and len(found[0]) == 4
     stacked = trained(augmented(stacks=found), (0, 1, 2, 3))
-    for client, state in trained(loop, (0, 1, 2, 3)).items():
-        for name, value in state.items():
-            torch.testing.assert_close(stacked[client][name], value, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(stacked, trained(loop, (0, 1, 2, 3)), rtol=1e-4, atol=1e-5)
 
 
 def test_evaluation_and_class_means_see_the_stored_images() -> None:
@@ -122,5 +118,5 @@ def test_data_other_than_images_are_refused_by_name(tmp_path: Path) -> None:
     x, y = np.zeros((8, 5), np.float32), np.arange(8) % 2
     np.savez(tmp_path / "rows.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     chosen = ["data=npz", f"data.path={tmp_path / 'rows.npz'}", "augment=crop_flip", "clients=2", "partition=iid"]
-    with composing([CONFIGS]), pytest.raises(SettingsError, match="images.* data=npz"):
-        prepare(to_settings(composed(chosen, [CONFIGS])))
+    with pytest.raises(SettingsError, match="images.* data=npz"):
+        prepared(*chosen)

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from support import refusing
 
 from pflsim.data.dataset import Dataset
 from pflsim.data.sources import femnist, image_folder, npz
@@ -69,17 +70,18 @@ def load_images(root: Path, content: bytes, suffix: str = "png") -> Dataset:
     return image_folder.load(root=str(root / suffix), size=4)
 
 
-IMAGES = [
-    (partial(load_images, suffix=suffix), image_bytes(suffix))
-    for suffix in ("png", "jpg", "bmp", "gif", "webp", "ppm", "tif")
-]
-FORMATS = st.one_of(
-    st.just((load_npz, npz_bytes())), st.just((load_femnist, json.dumps(leaf()).encode())), st.sampled_from(IMAGES)
-)
+SUFFIXES = ("png", "jpg", "bmp", "gif", "webp", "ppm", "tif")
+IMAGES = st.sampled_from([(partial(load_images, suffix=suffix), image_bytes(suffix)) for suffix in SUFFIXES])
+ARRAYS, TEXT = (load_npz, npz_bytes()), (load_femnist, json.dumps(leaf()).encode())
 
 
 @settings(max_examples=150, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(FORMATS, st.sampled_from(["cut", "over", "add"]), st.floats(0, 0.999), st.binary(min_size=1, max_size=8))
+@given(
+    st.one_of(st.just(ARRAYS), st.just(TEXT), IMAGES),
+    st.sampled_from(["cut", "over", "add"]),
+    st.floats(0, 0.999),
+    st.binary(min_size=1, max_size=8),
+)
 def test_damaged_files_are_loaded_or_refused(
     tmp_path: Path, kind: tuple[Callable[[Path, bytes], Dataset], bytes], how: str, share: float, other: bytes
 ) -> None:
@@ -138,9 +140,8 @@ def npy_header(shape: str) -> bytes:
 def test_wrong_files_are_named(
     tmp_path: Path, load: Callable[[Path, bytes], Dataset], content: bytes, key: str
 ) -> None:
-    with pytest.raises(SettingsError) as caught:
+    with refusing(key):
         load(tmp_path, content)
-    assert key in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("load", [cifar10, cifar100, emnist, femnist.load, image_folder.load, mnist])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from support import events
 
 import pflsim
 from pflsim.config.names import nearest, unknown_key
@@ -30,16 +30,13 @@ def visits() -> Dataset:
     return Dataset("visits", x, y, 2, 60, clients=np.array(HOSPITALS)[rng.permutation(60) % 3])
 
 
-def test_every_output_names_the_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_every_output_names_the_clients(here: Path) -> None:
     run = pflsim.run(method="fedamp", data=visits(), run_dir="run", **SMALL)
     with Path("run/per_client.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {(row["client"], row["name"]) for row in rows} == {*zip("012", HOSPITALS, strict=True)}
     assert {*run.per_client()["name"]} == {*HOSPITALS} and len(complete_rounds(Path("run"))) == 1
-    events = EventAccumulator("run")
-    events.Reload()
-    assert any(tag.startswith("client/St. Mary, London/") for tag in events.Tags()["scalars"])
+    assert any(tag.startswith("client/St. Mary, London/") for tag in events(Path("run")).Tags()["scalars"])
     matrices = read_matrices(Path("run"))
     assert matrices and {m.rows.names for m in matrices.matrices if m.rows.label == "receiver"} == {HOSPITALS}
     page = pflsim.report(run).read_text()
@@ -49,8 +46,7 @@ def test_every_output_names_the_clients(tmp_path: Path, monkeypatch: pytest.Monk
         pflsim.load_model(run, client="Osla")
 
 
-def test_errors_name_the_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_errors_name_the_client(here: Path) -> None:
     with pytest.raises(RunError, match=r"client \d \((Bern|St\. Mary, London|Oslo)\) failed"):
         pflsim.run(method="fedavg", data=visits(), lr=1e30, local_epochs=5, lockstep=False, **SMALL)
 

@@ -167,7 +167,6 @@ def _matching(may, there):
 
 def test_official_by_client_tests_on_the_clients_own_examples():
     data = make()
-    assert data.clients is not None
     rule = partial(splits.official, test_by="clients")
     partition = federate(data, partitions.by_client, rule, 8, 0)
     for client in range(8):

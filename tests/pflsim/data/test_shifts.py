@@ -10,13 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import World, dataset, rounds, states, world
+from support import World, dataset, prepared, rounds, states, world
 
 from lightning_modules.lockstep.stacks import stacks
 from lightning_modules.methods.fedavg import FedAvg
-from lightning_modules.prepare import PreparedRun, prepare
 from lightning_modules.training import Training
-from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.config.settings import Settings
 from pflsim.data import partitions, shifts, splits
 from pflsim.data.content import partition_hash
@@ -191,14 +189,11 @@ def test_lockstep_trains_on_the_examples_of_the_loop() -> None:
     assert (trained[2] - trained[0]).abs().max() > 1e-3
 
 
-def prepared(*overrides: str) -> PreparedRun:
-    with composing([CONFIGS]):
-        chosen = ["clients=4", "partition=iid", "method=fedavg", *overrides]
-        return prepare(to_settings(composed(chosen, [CONFIGS])))
+CHOSEN = ("clients=4", "partition=iid", "method=fedavg")
 
 
 def test_a_prepared_run_has_the_shift_of_its_seed_on_an_unchanged_partition() -> None:
-    runs = [prepared(*given) for given in ([], ["shift=rotation"], ["shift=rotation", "seed=1"])]
+    runs = [prepared(*CHOSEN, *given) for given in ([], ["shift=rotation"], ["shift=rotation", "seed=1"])]
     parts = [run.partition for run in runs]
     assert not parts[0].shift.groups and runs[0].meta.partition == "iid"
     assert all(np.array_equal(a, b) for a, b in zip(parts[0].train, parts[1].train, strict=True))
@@ -220,7 +215,7 @@ def test_a_prepared_run_has_the_shift_of_its_seed_on_an_unchanged_partition() ->
 )
 def test_what_cannot_be_shifted_is_refused(overrides: str, said: str) -> None:
     with pytest.raises(SettingsError, match=said):
-        prepared(*overrides.split())
+        prepared(*CHOSEN, *overrides.split())
 
 
 def test_tables_and_sequences_take_permuted_labels() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import scipy.io
 import torchvision.datasets
+from support import refusing
 
 from pflsim.data.sources import scikit_learn
 from pflsim.data.sources.torchvision_sets import cifar10, cifar100, emnist, fashion_mnist, mnist, svhn, usps
@@ -40,8 +41,6 @@ def test_digits_are_the_1797_with_a_fixed_stratified_split():
     every = np.bincount(labels)
     assert (np.bincount(data.y) == every).all()
     assert (np.abs(train - 0.8 * every) <= 0.5).all()
-    again = scikit_learn.digits()
-    assert np.array_equal(again.x, data.x) and np.array_equal(again.y, data.y)
 
     def pairs(x, y):
         return sorted((int(label), image.tobytes()) for image, label in zip(x, y, strict=True))
@@ -68,9 +67,8 @@ def test_usps_from_disk(tmp_path):
     for name, part in (("usps.bz2", lines[:6]), ("usps.t.bz2", lines[6:])):
         (tmp_path / name).write_bytes(bz2.compress("\n".join(part).encode()))
     data = usps(root=str(tmp_path))
-    assert (
-        data.x.shape == (10, 1, 16, 16) and (data.train_size, data.num_classes) == (6, 10) and data.y.tolist() == labels
-    )
+    assert data.x.shape == (10, 1, 16, 16) and (data.train_size, data.num_classes) == (6, 10)
+    assert data.y.tolist() == labels
     assert np.abs(data.x[:, 0].astype(int) - images).max() <= 1, "torchvision cuts fractions off"
 
 
@@ -95,10 +93,8 @@ def test_emnist_letters_count_from_zero_and_stand_upright(tmp_path):
     assert data.y.tolist() == [0, 1, 2, 3, 4, 25, 25, 0, 1, 2]
     assert np.array_equal(data.x[0, 0], images[0][0].T)
 
-
-def test_emnist_digits_keep_their_labels(tmp_path):
-    write_family(tmp_path / "EMNIST/raw", ("emnist-digits-train", "emnist-digits-test"))
-    data = emnist(root=str(tmp_path), split="digits")
+    write_family(tmp_path / "other/EMNIST/raw", ("emnist-digits-train", "emnist-digits-test"))
+    data = emnist(root=str(tmp_path / "other"), split="digits")
     assert data.y.tolist() == LABELS[0] + LABELS[1] and data.num_classes == 10
 
 
@@ -113,10 +109,8 @@ def test_emnist_digits_keep_their_labels(tmp_path):
     ],
 )
 def test_missing_files_are_named_with_the_remedies(tmp_path, load, folder, file):
-    with pytest.raises(SettingsError) as caught:
+    with refusing(str(tmp_path / folder), file, "data.download=true", "data.root=DIR"):
         load(root=str(tmp_path))
-    for part in (str(tmp_path / folder), file, "data.download=true", "data.root=DIR"):
-        assert part in str(caught.value)
 
 
 def test_packed_files_must_be_unpacked(tmp_path):
@@ -136,9 +130,8 @@ def test_downloads_are_torchvisions(tmp_path, monkeypatch):
     monkeypatch.setattr(torchvision.datasets.mnist, "download_and_extract_archive", offline)
     monkeypatch.setattr(torchvision.datasets.cifar, "download_and_extract_archive", offline)
     for load in (mnist, emnist, cifar10, cifar100):
-        with pytest.raises(SettingsError, match=" in .* cannot be read") as caught:
+        with refusing(" in ", " cannot be read"):
             load(root=str(tmp_path / "none"), download=True)
-        assert "\n" not in str(caught.value)
 
     calls = []
 
@@ -159,9 +152,8 @@ def test_a_damaged_idx_file_ends_with_one_line(tmp_path):
     raw = tmp_path / "MNIST/raw"
     write_family(raw, ("train", "t10k"))
     (raw / "train-images-idx3-ubyte").write_bytes((raw / "train-images-idx3-ubyte").read_bytes()[:-3])
-    with pytest.raises(SettingsError, match="mnist in ") as caught:
+    with refusing("mnist in ", str(raw)):
         mnist(root=str(tmp_path))
-    assert str(raw) in str(caught.value) and "\n" not in str(caught.value)
 
 
 def rows(n, seed=0):
@@ -194,9 +186,7 @@ def test_cifar10_from_its_batches(tmp_path):
     assert data.y.tolist() == [1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 0, 8, 9]
     assert np.array_equal(data.x[2, 1].ravel(), rows(2, 2)[0, 1024:2048])
     train = data.x[:10] / 255.0
-    assert data.mean == pytest.approx(train.mean(axis=(0, 2, 3))) and data.std == pytest.approx(
-        train.std(axis=(0, 2, 3))
-    )
+    assert data.mean == pytest.approx(train.mean((0, 2, 3))) and data.std == pytest.approx(train.std((0, 2, 3)))
 
 
 def test_cifar10_from_an_npz(tmp_path):

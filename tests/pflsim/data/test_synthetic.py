@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support import prepared, settings_of
 
-from lightning_modules.prepare import prepare
 from pflsim.config.checks import check
 from pflsim.config.components import TARGET, check_component
-from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.data.dataset import Dataset, check_dataset
 from pflsim.data.sources.synthetic import load
 from pflsim.errors import SettingsError
@@ -63,9 +62,8 @@ def test_a_client_is_a_function_of_the_seed_and_its_number() -> None:
 
 
 def test_a_run_has_as_many_natural_clients_as_clients() -> None:
-    with composing([CONFIGS]):
-        chosen = ["data=synthetic", "clients=7", "model=tabular_mlp", "method=fedavg", "partition=by_client"]
-        run = prepare(to_settings(composed([*chosen, "split.test_by=clients"], [CONFIGS])))
+    chosen = ["data=synthetic", "clients=7", "model=tabular_mlp", "method=fedavg", "partition=by_client"]
+    run = prepared(*chosen, "split.test_by=clients")
     data, parts = run.dataset, run.partition
     assert len(np.unique(data.clients)) == 7
     for train, val, test in zip(parts.train, parts.val, parts.test, strict=True):
@@ -81,5 +79,5 @@ def test_wrong_settings_are_refused(wrong: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("words", ["", "partition=iid split.test_by=clients", "partition=by_client"])
 def test_clients_that_mix_models_are_refused(words: str) -> None:
-    with composing([CONFIGS]), pytest.raises(SettingsError, match=r"split\.test_by=clients"):
-        check(to_settings(composed(["data=synthetic", "model=tabular_mlp", *words.split()], [CONFIGS])))
+    with pytest.raises(SettingsError, match=r"split\.test_by=clients"):
+        check(settings_of("data=synthetic", "model=tabular_mlp", *words.split()))

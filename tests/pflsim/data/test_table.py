@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from support import settings_of
 
 import pflsim
 from pflsim.config import components
-from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.data.dataset import Dataset
 from pflsim.data.federate import load_federation
 from pflsim.data.federated import Partition
@@ -38,16 +38,17 @@ def visits(n: int = 120) -> pd.DataFrame:
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def file(here: Path) -> None:
     visits().to_csv("visits.csv", index=False)
-    return tmp_path
 
 
 def federation(*words: str) -> tuple[Dataset, Partition, Any]:
-    with composing([CONFIGS]):
-        settings = to_settings(composed(["data=table", *words, "method=fedavg"], [CONFIGS]))
-        return *load_federation(settings), settings
+    settings = settings_of("data=table", *words, "method=fedavg")
+    return *load_federation(settings), settings
+
+
+def table(frame: pd.DataFrame, *test: pd.DataFrame, **more: Any) -> pflsim.Table:
+    return pflsim.Table(frame, *test, label="readmitted", client="hospital", **more)
 
 
 OF_CLIENTS = ("data.path=visits.csv", "data.label=readmitted", "data.client=hospital")
@@ -84,7 +85,7 @@ def test_inputs_are_those_of_the_training_rows(fit: str) -> None:
 def test_a_client_with_a_number_for_a_name_is_found_by_it() -> None:
     frame = visits()
     frame["hospital"] = frame["hospital"].map({name: i + 1 for i, name in enumerate(sorted({*frame["hospital"]}))})
-    run = pflsim.run(data=pflsim.Table(frame, label="readmitted", client="hospital"), run_dir="run", **SMALL)
+    run = pflsim.run(data=table(frame), run_dir="run", **SMALL)
     assert [path.name for path in pflsim.export(run, client=1)] == ["client_1.pt2"]
     first = pflsim.load_model(run, client=1)
     assert first.about["client"] == pflsim.load_model(run, client="1").about["client"] == 0
@@ -94,7 +95,7 @@ def test_a_client_with_a_number_for_a_name_is_found_by_it() -> None:
 
 def test_clients_are_compared_as_text() -> None:
     frame = visits(60).assign(hospital=[1, "1", "2", 2.0, "b ", "b"] * 10)
-    partition = pflsim.partition("mixed", data=pflsim.Table(frame, label="readmitted", client="hospital"))
+    partition = pflsim.partition("mixed", data=table(frame))
     assert partition.names == ("1", "2", "b")
     for client, name in enumerate(partition.names):
         rows = np.concatenate([split[client] for split in (partition.train, partition.val, partition.test)])
@@ -150,23 +151,21 @@ def test_rows_without_a_label_and_small_clients_are_left_out_and_named() -> None
 def test_targets(values: list[Any], y: list[Any]) -> None:
     from pflsim.data.sources.table import load
 
-    table = pflsim.Table(pd.DataFrame({"x": [1.0, 2.0, 3.0, 4.0], "y": values}), label="y").settings()
-    data = load(**table)
+    data = load(**pflsim.Table(pd.DataFrame({"x": [1.0, 2.0, 3.0, 4.0], "y": values}), label="y").settings())
     assert data.y.tolist() == y and data.y.dtype == (np.float32 if isinstance(y[0], list) else np.int64)
 
 
 def test_two_tables_are_joined_by_the_names_of_columns() -> None:
     frame = visits()
     test = frame.iloc[80:][["sex", "pressure", "hospital", "readmitted", "age"]].assign(more=1)
-    given = pflsim.Table(frame.iloc[:80], test, label="readmitted", client="hospital")
-    words = [f"data.{key}={value}" for key, value in given.settings().items()]
+    words = [f"data.{key}={value}" for key, value in table(frame.iloc[:80], test).settings().items()]
     dataset, partition, settings = federation(*words)
     assert settings.split["test_by"] == "clients" and settings.names["split"] == "official" and settings.clients == 3
     train = np.concatenate(partition.train)
     assert train.max() < 80 and np.allclose(dataset.x, by_hand(frame, train), atol=1e-5)
     for client, name in enumerate(partition.names):
         assert {*partition.test[client]} == {*80 + np.flatnonzero(test["hospital"] == name)}
-    missing = pflsim.Table(frame.iloc[:80], test[test["hospital"] != name], label="readmitted", client="hospital")
+    missing = table(frame.iloc[:80], test[test["hospital"] != name])
     with pytest.raises(SettingsError, match=rf"split\.test_by=clients: client {name} "):
         federation(*[f"data.{key}={value}" for key, value in missing.settings().items()])
 
@@ -183,18 +182,16 @@ def test_numbers_that_are_categories_and_chosen_features() -> None:
         federation("data.label=n", f"data.path={components.keep_object('t', frame)}", "partition=iid")
 
 
-def test_a_run_of_a_frame_and_its_model(folder: Path) -> None:
+def test_a_run_of_a_frame_and_its_model(here: Path) -> None:
     frame = visits()
-    run = pflsim.run(
-        data=pflsim.Table(frame, label="readmitted", client="hospital", name="visits"), run_dir="run", **SMALL
-    )
+    run = pflsim.run(data=table(frame, name="visits"), run_dir="run", **SMALL)
     assert run.summary["data"] == "visits" and {*run.per_client()["name"]} == {*frame["hospital"]}
     rows = run.per_client()
     oslo = rows[(rows["name"] == "Oslo") & (rows["split"] == "test") & (rows["model"] == run.reported.model)].iloc[-1]
-    page = pflsim.report(run, folder / "report.html").read_text()
+    page = pflsim.report(run, here / "report.html").read_text()
     assert f'<th scope="row">Oslo</th><td class="n">{oslo["correct"] / oslo["total"]:.4f}</td>' in page
     model = pflsim.load_model(run, client="Oslo")
-    train = np.concatenate(run_rows(folder))
+    train = np.concatenate(json.loads(Path("run/partition.json").read_text())["train"])
     asked = frame.iloc[[7, 8]].assign(sex=["f", "x"])[["sex", "pressure", "age"]]
     expected = by_hand(frame, train)[[7, 8]]
     expected[:, 2:] = [[1, 0], [0, 0]]  # a category that no training row has
@@ -209,17 +206,9 @@ def test_a_run_of_a_frame_and_its_model(folder: Path) -> None:
         model(asked.assign(pressure=np.inf))
     with pytest.raises(SettingsError, match="'pressure'"):
         model(asked.drop(columns="pressure"))
-    longer = pflsim.resume(
-        run, rounds=2, data=pflsim.Table(frame, label="readmitted", client="hospital", name="visits")
-    )
-    assert longer.done == 2
-    shuffled = pflsim.Table(frame.sample(frac=1, random_state=0), label="readmitted", client="hospital", name="visits")
+    assert pflsim.resume(run, rounds=2, data=table(frame, name="visits")).done == 2
     with pytest.raises(SettingsError, match="order_of_examples"):
-        pflsim.resume(run, rounds=3, data=shuffled)
-
-
-def run_rows(folder: Path) -> list[list[int]]:
-    return json.loads((folder / "run/partition.json").read_text())["train"]
+        pflsim.resume(run, rounds=3, data=table(frame.sample(frac=1, random_state=0), name="visits"))
 
 
 @pytest.mark.parametrize(

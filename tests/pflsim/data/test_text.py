@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from support import settings_of
 
 import pflsim
 from pflsim.cli import main
-from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.data.dataset import Dataset
 from pflsim.data.federate import load_federation
 from pflsim.data.federated import Partition
@@ -27,18 +28,15 @@ def notes() -> pd.DataFrame:
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def files(here: Path) -> None:
     notes().to_csv("notes.csv", index=False)
     notes().to_parquet("notes.parquet")
     notes().to_json("notes.jsonl", orient="records", lines=True)
-    return tmp_path
 
 
 def federation(*words: str) -> tuple[Dataset, Partition, Any]:
-    with composing([CONFIGS]):
-        settings = to_settings(composed(["data=text", *words, "method=fedavg"], [CONFIGS]))
-        return *load_federation(settings), settings
+    settings = settings_of("data=text", *words, "method=fedavg")
+    return *load_federation(settings), settings
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet", "jsonl"])
@@ -75,7 +73,7 @@ def test_a_run_and_its_model_encode_new_texts() -> None:
         assert scores.shape == (2, 2) and torch.equal(scores, model(pd.DataFrame({"text": ["A FINE day", "unheard"]})))
 
 
-def test_distilbert_trains_one_by_one_with_a_tokenizer(capsys: pytest.CaptureFixture[str]) -> None:
+def test_distilbert_trains_one_by_one_with_a_tokenizer() -> None:
     transformers, tokenizers = pytest.importorskip("transformers"), pytest.importorskip("tokenizers")
     known = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "fine", "mess", "day"])}
     fast = tokenizers.Tokenizer(tokenizers.models.WordLevel(known, unk_token="[UNK]"))
@@ -86,7 +84,6 @@ def test_distilbert_trains_one_by_one_with_a_tokenizer(capsys: pytest.CaptureFix
         vocab_size=5, dim=8, hidden_dim=16, n_layers=1, n_heads=2, max_position_embeddings=16, num_labels=2
     )
     transformers.DistilBertForSequenceClassification(config).save_pretrained("bert")
-    capsys.readouterr()
     words = ["data=text", "data.path=notes.csv", "data.client=who", "data.tokens=tokenizer", "data.length=6"]
     assert main([*words, "model=hf", "model.path=bert", *RUN]) == 0
     assert "one by one" in Path("run/run.log").read_text()
@@ -102,7 +99,5 @@ def test_distilbert_trains_one_by_one_with_a_tokenizer(capsys: pytest.CaptureFix
         ([], "data.path"),
     ],
 )
-def test_wrong_texts_are_refused(words: list[str], names: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["data=text", *words, "partition=iid", "clients=2", *RUN]) == 2
-    error = capsys.readouterr().err
-    assert names in error and error.count("\n") == 1
+def test_wrong_texts_are_refused(words: list[str], names: str, refused: Callable[..., str]) -> None:
+    assert names in refused("data=text", *words, "partition=iid", "clients=2", *RUN)

@@ -73,7 +73,6 @@ def test_the_mean_client_is_confused_as_clients_are_on_average() -> None:
     """Class 0: client 0 has 4 of its 4 examples, 3 right; client 1 has 10 of its 20, 5 right."""
     rows = [row(0, 4, ((0, 0, 3), (0, 1, 1))), row(1, 20, ((0, 0, 5), (0, -1, 5), (1, 1, 10))), row(2, 0, ())]
     found = mean_confusion(rows, 3)
-    assert found is not None
     share = (3 / 4 + 5 / 20) / (4 / 4 + 10 / 20)
     expected = [[share, (1 / 4) / 1.5, 0], [0, 1, 0], [np.nan] * 3]
     np.testing.assert_allclose(found.values, expected, rtol=1e-6)

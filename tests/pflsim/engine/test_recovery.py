@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from failing_clients import ALWAYS, ONCE, Endangered, EndangeredServer, set_trap
-from failing_executor import COHORTS, PLAN, Loss, Run, Shaky, alike, assert_same, files, go, said
-from support import Records, World, dropout_mlp, planned, slow_except, world
+from failing_executor import COHORTS, PLAN, Loss, Run, Shaky, assert_same, files, go, said
+from support import Records, World, agree, dropout_mlp, planned, slow_except, world
 
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.fedfcd import FedFCD
@@ -217,7 +217,7 @@ def test_a_run_that_was_resumed(method: str, losses: list[Loss], straight: Any, 
     first_session(made, drawn, tmp_path)
     found = go(made, drawn, tmp_path, losses, done=3, begin=resumed(tmp_path))
     assert found.records == before.records[-2:] and found.joined == before.joined
-    assert alike(found.states, before.states) and alike(found.server, before.server)
+    agree([found.states, found.server], [before.states, before.server])
     again = [phase[0] for phase in found.listener.phases if isinstance(phase, tuple) and phase[1] == "again"]
     assert again == {"train": [[], [4]][losses[0].time - 1], "finetune": []}[losses[0].call]
 
@@ -261,7 +261,7 @@ def test_an_older_checkpoint_where_the_newest_is_damaged(straight: Any, tmp_path
     listener = Damaging(tmp_path)
     found = go(made, saved, tmp_path, [Loss("train", 5)], listener=listener)
     assert [record.round for record in listener.records] == [1, 2, 3, 4, 5]
-    assert alike(found.states, before.states) and alike(found.server, before.server)
+    agree([found.states, found.server], [before.states, before.server])
     assert [evaluated(r) for r in listener.records] == [evaluated(r) for r in before.listener.records]
     assert [phase[0] for phase in listener.phases if isinstance(phase, tuple) and phase[1] == "again"] == [4]
     assert "round_0004" in said(tmp_path) and "round_0003; rounds 4 to 4" in said(tmp_path)
@@ -391,9 +391,9 @@ def test_nothing_is_saved_under_a_wrong_round(
     why = "what is asked for is gone" if (point, by) == ("recover", "error") else "some states were lost with a node"
     assert f"the state after round 3 is not saved: {why}" in said(tmp_path)
     found = newest_checkpoint(tmp_path / "checkpoints", print)
-    assert found is not None
     rest = go(made, drawn, tmp_path, done=2, begin=lambda ex: ex.inner.restore(found.server(), found.clients()))
-    assert rest.records == before.records[2:] and alike(rest.states, before.states)
+    assert rest.records == before.records[2:]
+    agree(rest.states, before.states)
 
 
 def test_what_is_lost_again_and_again_ends_the_run_with_a_message(straight: Any, tmp_path: Path) -> None:

@@ -116,7 +116,6 @@ def test_files_of_many_clients_and_an_initial_state_that_is_written_once(tmp_pat
 
 def test_the_header_names_every_difference(folder: Path) -> None:
     checkpoint, _ = newest(folder)
-    assert checkpoint is not None
     check_header(checkpoint, {**dict(reversed(HEADER.items())), "hidden": (3,)}, pytest.fail)
     other = {k: v for k, v in HEADER.items() if k != "clients"} | {"method": "fedper", "seed": 6, "new": 1}
     with pytest.raises(SettingsError) as raised:
@@ -129,7 +128,6 @@ def test_another_version_or_processor_is_a_warning(folder: Path) -> None:
     change = {"torch": "1.0", "pflsim": "0.0", "processor": "Other, AVX2"}
     rewrite(folder / "round_0010", lambda content: content["versions"].update(change))
     checkpoint, _ = newest(folder)
-    assert checkpoint is not None
     said: list[str] = []
     check_header(checkpoint, HEADER, said.append)
     assert [next(name for name in change if f"{name} {change[name]}" in line) for line in said] == [

@@ -1,12 +1,9 @@
 import json
 import platform
 import subprocess
-import sys
-from pathlib import Path
 
 import torch
 
-import pflsim
 from pflsim.records.environment import code, gpu_names, processor, write_environment
 
 
@@ -32,16 +29,6 @@ def test_the_processor_is_its_model_and_the_instructions_that_torch_uses(tmp_pat
     info = tmp_path / "cpuinfo"
     info.write_text("processor\t: 0\nmodel name\t: Fast CPU @ 2 GHz\nprocessor\t: 1\nmodel name\t: Fast CPU @ 2 GHz\n")
     assert processor(info) == f"Fast CPU @ 2 GHz, {torch.backends.cpu.get_cpu_capability()}"
-
-
-def test_versions_are_read_without_importing_anything():
-    script = (
-        "import sys, pflsim.records.environment as e; e.versions(), e.code(), e.machine(); "
-        "print(*{'torch', 'ray', 'lightning'} & {*sys.modules})"
-    )
-    root = Path(pflsim.__file__).parents[1]
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=root)
-    assert done.stdout.strip() == ""
 
 
 def test_the_commit_and_whether_the_code_differs_from_it(tmp_path):

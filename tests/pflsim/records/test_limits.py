@@ -6,8 +6,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support import refusing
 
-from pflsim.errors import SettingsError
 from pflsim.records import limits
 
 FREE = psutil.virtual_memory().available
@@ -19,10 +19,9 @@ def groups(folder: Path, lines: str, files: dict[str, str], patch: pytest.Monkey
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    membership = folder / "membership"
-    membership.write_text(lines)
+    (folder / "membership").write_text(lines)
     patch.setattr(limits, "GROUPS", folder)
-    patch.setattr(limits, "MEMBERSHIP", membership)
+    patch.setattr(limits, "MEMBERSHIP", folder / "membership")
     patch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
     patch.setattr(resource, "getrlimit", lambda what: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
@@ -78,7 +77,5 @@ def test_what_ray_needs(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError("no route")
 
     monkeypatch.setattr(socket, "create_server", refuse)
-    with pytest.raises(SettingsError) as error:
+    with refusing("open files: found 64", "144", "found 100", "260", "loopback", "executor=inline", lines=4):
         limits.check_limits(2)
-    for words in ("open files: found 64", "144", "found 100", "260", "loopback", "executor=inline"):
-        assert words in str(error.value)

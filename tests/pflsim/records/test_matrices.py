@@ -29,13 +29,11 @@ def test_matrices_come_back_as_they_were(tmp_path: Path) -> None:
     written = RoundMatrices(7, (matrix(), matrix("psi", (2, 3), (0.0, 1.0))))
     write_matrices(tmp_path, written)
     found = read_matrices(tmp_path)
-    assert found is not None
     assert found.round == 7
     for before, after in zip(written.matrices, found.matrices, strict=True):
         np.testing.assert_array_equal(before.values, after.values)
-        assert (before.name, before.title, before.rows, before.columns, before.bounds) == (
-            after.name, after.title, after.rows, after.columns, after.bounds,
-        )  # fmt: skip
+        one, other = ((m.name, m.title, m.rows, m.columns, m.bounds) for m in (before, after))
+        assert one == other
 
 
 def test_a_picture_of_nothing_can_be_drawn() -> None:

@@ -27,7 +27,6 @@ def test_statistics_equal_numpy_on_the_clients_with_examples(drawn, random):
     if len(kept) == 0:
         assert stats is None
         return
-    assert stats is not None
     loss, stats = stats.loss, stats.primary
     assert stats.undefined == 0
     rates = kept[:, 0] / kept[:, 1]

@@ -6,15 +6,17 @@ import csv
 import itertools
 import json
 import os
-import random
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from made_runs import random_record
 from run_files import FailingCalls
+from support import events
 from tensorboard.summary.writer import event_file_writer
 
 from pflsim.records.history import read_history
@@ -22,22 +24,9 @@ from pflsim.records.per_client import complete_rounds
 from pflsim.records.summary import RunMeta
 from pflsim.records.trace import RoundMatrices, read_matrices, write_matrices
 from pflsim.records.tracker import Tracker
-from pflsim.types import (
-    Axis,
-    EvalPhase,
-    EvalRow,
-    Fault,
-    Matrix,
-    ModelKind,
-    NewcomerRecord,
-    RoundRecord,
-    Split,
-    TrainReport,
-)
+from pflsim.types import Axis, EvalRow, Matrix, NewcomerRecord, RoundRecord
 
 META = RunMeta("fedavg", "digits", "iid", "abc", "mlp", 6, 5, 0, newcomers=1)
-EVALUATED: tuple[tuple[ModelKind, EvalPhase], ...] = (("personal", "trained"), ("global", "received"))
-SPLITS: tuple[Split, ...] = ("val", "test")
 LAST = 5
 
 
@@ -45,26 +34,15 @@ def record(number: int) -> RoundRecord:
     """Round 0 is initial; 3 is not evaluated; a client of round 2 has no test examples; 4 has neither traffic nor
     evaluations.
     """
-    draw = random.Random(number)
-    cohort = () if number == 4 else tuple(range(6)) if number == 0 else tuple(sorted(draw.sample(range(6), 3)))
-    reports = tuple(TrainReport(c, 10 + c, 5, {"ce": draw.random(), "prox": draw.random()}, 100 + c) for c in cohort)
-    rows = tuple(
-        EvalRow(c, split, model, phase, draw.randint(0, 9), 0 if (number, c) == (2, 1) else 9 + c, draw.random())
-        for c in range(6)
-        for split in SPLITS
-        for model, phase in EVALUATED
-    )
-    faults: dict[int, Fault] = {1: {5: "dropout", 3: "error"}, 3: {0: "straggler", 4: "dropout"}}.get(number, {})  # type: ignore[assignment]
-    down = {} if number == 0 else {c: 200 + c for c in cohort}
-    return RoundRecord(number, cohort, reports, down, rows if number in (1, 2, 5) else (), {"train": 2.0}, faults)
+    found = random_record(number, cohort={0: range(6), 4: ()}.get(number), seconds={"train": 2.0})
+    rows = [replace(row, total=0) if (number, row.client) == (2, 1) else row for row in found.evaluations]
+    faults: Any = {1: {5: "dropout", 3: "error"}, 3: {0: "straggler", 4: "dropout"}}.get(number, {})
+    found = replace(found, evaluations=tuple(rows if number in (1, 2, 5) else ()), faults=faults)
+    return replace(found, down_bytes={}) if number == 0 else found
 
 
-JOINED = NewcomerRecord(
-    LAST,
-    {6: 300},
-    (EvalRow(6, "test", "personal", "received", 1, 10, 2.0),),
-    (EvalRow(6, "test", "personal", "trained", 8, 10, 1.0),),
-)
+RECEIVED, TRAINED = (EvalRow(6, "test", "personal", p, n, 10, 2.0) for p, n in (("received", 1), ("trained", 8)))
+JOINED = NewcomerRecord(LAST, {6: 300}, (RECEIVED,), (TRAINED,))
 
 
 def go(tracker: Tracker, numbers: Sequence[int], newcomers: bool = False, complete: bool = True) -> Any:
@@ -84,11 +62,9 @@ def start(folder: Path, last: int = LAST, **options: Any) -> Path:
 
 def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """Every curve but those of the clock and the memory: steps and values, as TensorBoard reads them."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder)).Reload()
-    own = [tag for tag in events.Tags()["scalars"] if tag != "memory/held_mb"]
-    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in own}
+    found = events(folder)
+    own = [tag for tag in found.Tags()["scalars"] if tag != "memory/held_mb"]
+    return {tag: [(event.step, event.value) for event in found.Scalars(tag)] for tag in own}
 
 
 def files(folder: Path) -> tuple[str, bytes, dict[str, Any]]:
@@ -186,8 +162,8 @@ def drop_line(name: str, number: int) -> Callable[[Path], object]:
     return apply
 
 
-def change(name: str, old: str, new: str) -> Callable[[Path], object]:
-    return lambda folder: (folder / name).write_text((folder / name).read_text().replace(old, new, 1))
+def change(old: str, new: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / ROWS).write_text((folder / ROWS).read_text().replace(old, new, 1))
 
 
 HEADER = "round,client,split,model,phase,correct,total,loss,up_bytes,down_bytes,fault"
@@ -197,11 +173,8 @@ WRONGS: dict[str, tuple[Callable[[Path], object], int]] = {
     "line missing": (drop_line(LINES, 2), 1),
     "first missing": (lambda f: [drop_line(LINES, 0)(f) for _ in "01"], 0),
     "a row lost": (drop_line(ROWS, 40), 1),
-    "other bytes": (
-        lambda f: (f / ROWS).write_text((f / ROWS).read_text().replace(",0.0,100,0,", ",0.0,101,0,", 1)),
-        0,
-    ),
-    "bad row": (change(ROWS, "\n2,0,", "\n2,x,"), 1),
+    "other bytes": (change(",0.0,100,0,", ",0.0,101,0,"), 0),
+    "bad row": (change("\n2,0,", "\n2,x,"), 1),
 }
 
 

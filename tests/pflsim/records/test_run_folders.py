@@ -1,14 +1,34 @@
-"""Locking a run folder, and finding the run that was started last."""
+"""Run folders: their names, their lock and their log, and the run that was started last."""
 
 from __future__ import annotations
 
+import logging
 import os
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pflsim.errors import SettingsError
-from pflsim.records.folder import last_run, run_lock
+from pflsim.records.folder import LOG, PACKAGES, create_run_folder, last_run, run_lock, run_log
+
+LOGGER = logging.getLogger("ray_actors.made_up")
+
+
+def test_the_folder_is_named_after_the_run_and_the_next_gets_a_number(tmp_path, monkeypatch):
+    now = datetime(2025, 3, 4, 5, 6, 7)
+    monkeypatch.setattr("pflsim.records.folder.datetime", SimpleNamespace(now=lambda: now))
+    made = [create_run_folder("pfedcfr", "my data/x", 3, root=tmp_path / "runs") for _ in range(3)]
+    name = "20250304-050607-pfedcfr-my_data_x-s3"
+    assert [folder.name for folder in made] == [name, f"{name}-2", f"{name}-3"]
+
+
+def test_a_folder_with_something_in_it_is_refused_and_left_alone(tmp_path):
+    (tmp_path / "old.txt").write_text("precious")
+    with pytest.raises(SettingsError, match="is not empty"):
+        create_run_folder("m", "d", 0, run_dir=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["old.txt"]
 
 
 def test_a_folder_in_use_is_refused_until_it_is_free(tmp_path: Path) -> None:
@@ -31,3 +51,25 @@ def test_the_last_run_is_the_one_that_started_last(tmp_path: Path) -> None:
     assert last_run(str(tmp_path)) == tmp_path / "20250304-050607-a-b-s0-2"
     os.utime(tmp_path / "mine" / "environment.json", (9, 9))
     assert last_run(tmp_path) == tmp_path / "mine"
+
+
+def test_levels(tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    """A warning has a prefix on standard error, a note has none, and DEBUG goes to the file only."""
+    with run_log(tmp_path):
+        assert not (tmp_path / LOG).exists()
+        LOGGER.warning("100% broken")
+        LOGGER.info("a note")
+        LOGGER.debug("the end")
+    assert capsys.readouterr().err == "warning: 100% broken\na note\n"
+    assert [line[20:] for line in (tmp_path / LOG).read_text().splitlines()] == ["100% broken", "a note", "the end"]
+    assert not caplog.messages, "the root logger prints them again"
+
+
+def test_each_run_has_its_own_file_and_nothing_remains(tmp_path: Path) -> None:
+    before = [(logging.getLogger(name).level, logging.getLogger(name).handlers[:]) for name in PACKAGES]
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        with run_log(tmp_path / name):
+            LOGGER.warning(name)
+    assert [(tmp_path / name / LOG).read_text().split()[-1] for name in ("one", "two")] == ["one", "two"]
+    assert before == [(logging.getLogger(name).level, logging.getLogger(name).handlers) for name in PACKAGES]

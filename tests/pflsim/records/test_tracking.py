@@ -2,48 +2,27 @@ import csv
 import json
 import math
 import random
+import subprocess
+import sys
 from contextlib import closing
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from made_runs import EVALUATED, SPLITS
+from made_runs import random_record as record
+from support import events
 
-from pflsim.errors import SettingsError
-from pflsim.records.folder import create_run_folder
 from pflsim.records.history import Traffic, from_line, read_history, round_metrics, to_line
 from pflsim.records.loggers import hyperparameters
 from pflsim.records.summary import RunMeta
 from pflsim.records.trace import read_matrices
-from pflsim.records.tracker import Tracker
-from pflsim.types import Axis, EvalPhase, EvalRow, Matrix, ModelKind, RoundRecord, Split, TrainReport
+from pflsim.records.tracker import MemorySampler, Tracker
+from pflsim.types import Axis, Matrix, RoundRecord, TrainReport
 
 META = RunMeta("fedavg", "digits", "iid", "abc", "mlp", 6, 4, 0, reported_model="personal")
-
-
-EVALUATED: tuple[tuple[ModelKind, EvalPhase], ...] = (("personal", "trained"), ("global", "received"))
-SPLITS: tuple[Split, ...] = ("val", "test")
-
-
-def record(number, evaluated=True, seconds=0.5, shuffle=None):
-    draw = random.Random(number)
-    cohort = tuple(sorted(draw.sample(range(6), 3)))
-    reports = [TrainReport(c, 10 + c, 5, {"ce": draw.random(), "prox": draw.random()}, 100 + c) for c in cohort]
-    rows = [
-        EvalRow(c, split, model, phase, draw.randint(0, 9), 9 + c, draw.random())
-        for c in range(6)
-        for split in SPLITS
-        for model, phase in EVALUATED
-    ]
-    if shuffle is not None:
-        shuffle.shuffle(reports)
-        shuffle.shuffle(rows)
-    down = {c: 200 + c for c in cohort}
-    times = {"downlink": 0.25, "train": seconds}
-    return RoundRecord(number, cohort, tuple(reports), down, tuple(rows) if evaluated else (), times)
 
 
 def track(folder, records, complete=True):
@@ -55,7 +34,7 @@ def track(folder, records, complete=True):
 
 
 def test_every_line_can_be_recomputed_from_per_client_csv(tmp_path):
-    records = [record(n, evaluated=n % 2 == 0) for n in range(1, 5)]
+    records = [record(n) if n % 2 == 0 else record(n, evaluations=()) for n in range(1, 5)]
     track(tmp_path / "run", records)
     lines = [json.loads(text) for text in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     with (tmp_path / "run" / "per_client.csv").open(newline="") as file:
@@ -84,8 +63,12 @@ def test_every_line_can_be_recomputed_from_per_client_csv(tmp_path):
 
 
 def test_all_but_the_seconds_is_the_same_in_any_order_and_at_any_speed(tmp_path):
+    def shuffled(entry):
+        reports, rows = (tuple(random.Random(7).sample(x, len(x))) for x in (entry.reports, entry.evaluations))
+        return replace(entry, reports=reports, evaluations=rows, seconds={"downlink": 0.25, "train": 9.0})
+
     track(tmp_path / "a", [record(n) for n in range(1, 4)])
-    track(tmp_path / "b", [record(n, seconds=9.0, shuffle=random.Random(n + 7)) for n in range(1, 4)])
+    track(tmp_path / "b", [shuffled(record(n)) for n in range(1, 4)])
     texts = [(tmp_path / run / "per_client.csv").read_bytes() for run in "ab"]
     assert texts[0] == texts[1]
     lines = [(tmp_path / run / "metrics.jsonl").read_text().splitlines() for run in "ab"]
@@ -124,27 +107,6 @@ def test_nan_is_null_on_the_line_and_nan_again_when_read():
     assert math.isnan(from_line(text).losses["ce"])
 
 
-def test_the_folder_is_named_after_the_run_and_the_next_gets_a_number(tmp_path, monkeypatch):
-    now = datetime(2025, 3, 4, 5, 6, 7)
-    monkeypatch.setattr("pflsim.records.folder.datetime", SimpleNamespace(now=lambda: now))
-    made = [create_run_folder("pfedcfr", "my data/x", 3, root=tmp_path / "runs") for _ in range(3)]
-    name = "20250304-050607-pfedcfr-my_data_x-s3"
-    assert [folder.name for folder in made] == [name, f"{name}-2", f"{name}-3"]
-
-
-def test_a_folder_with_something_in_it_is_refused_and_left_alone(tmp_path):
-    (tmp_path / "old.txt").write_text("precious")
-    with pytest.raises(SettingsError, match="is not empty"):
-        create_run_folder("m", "d", 0, run_dir=tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["old.txt"]
-
-
-def events_of(folder):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    return EventAccumulator(str(folder), size_guidance={"images": 0, "histograms": 0}).Reload()
-
-
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):
     """Return the entry and the TensorBoard events of a run of one round with everything that can be logged."""
@@ -155,11 +117,11 @@ def shown(tmp_path_factory):
         metrics = tracker.round(entry)
     assert metrics.drift == {"mean": 1.5, "max": 2.0} and read_history(folder) == [metrics]
     assert len([*folder.glob("*tfevents*")]) == 1
-    return entry, events_of(folder)
+    return entry, events(folder)
 
 
 def test_curves_of_a_run(shown):
-    entry, events = shown
+    entry, found = shown
     statistics = ("weighted_mean", "std", "median", "worst_decile", "best_decile")
     scopes = [f"{model}/{split}/{phase}" for model, phase in EVALUATED for split in SPLITS]
     expected = {f"{kind}/{scope}" for kind in ("accuracy", "evaluation_loss") for scope in scopes}
@@ -167,20 +129,19 @@ def test_curves_of_a_run(shown):
     expected |= {"accuracy/best_by_validation/mean", "accuracy/best_by_validation/worst_decile"}
     expected |= {"loss/ce", "loss/prox", "traffic/up_bytes_total", "traffic/down_bytes_total", "memory/held_mb"}
     expected |= {"seconds/downlink", "seconds/train", "seconds/total", "drift/mean", "drift/max", "memory/gpu_peak_mb"}
-    assert {tag for tag in events.Tags()["scalars"] if not tag.startswith("client/")} == expected
-    assert (events.Scalars("drift/mean")[0].value, events.Scalars("drift/max")[0].value) == (1.5, 2.0)
-    assert events.Scalars("memory/gpu_peak_mb")[0].value == max(r.client for r in entry.reports)
-    assert events.Scalars("traffic/up_bytes_total")[0].value == sum(r.up_bytes for r in entry.reports)
-    assert set(events.PluginTagToContent("hparams")) == {
-        "_hparams_/experiment", "_hparams_/session_start_info", "_hparams_/session_end_info",
-    }  # fmt: skip
+    assert {tag for tag in found.Tags()["scalars"] if not tag.startswith("client/")} == expected
+    assert (found.Scalars("drift/mean")[0].value, found.Scalars("drift/max")[0].value) == (1.5, 2.0)
+    assert found.Scalars("memory/gpu_peak_mb")[0].value == max(r.client for r in entry.reports)
+    assert found.Scalars("traffic/up_bytes_total")[0].value == sum(r.up_bytes for r in entry.reports)
+    parts = ("experiment", "session_start_info", "session_end_info")
+    assert set(found.PluginTagToContent("hparams")) == {f"_hparams_/{part}" for part in parts}
 
 
 def test_histograms_of_the_clients_rates(shown):
     """In bins of equal width, whatever the rates; the same counts as by numpy."""
-    entry, events = shown
-    assert set(events.Tags()["histograms"]) == {f"clients/{m}/{s}/{p}" for m, p in EVALUATED for s in SPLITS}
-    value = events.Histograms("clients/personal/test/trained")[0].histogram_value
+    entry, found = shown
+    assert set(found.Tags()["histograms"]) == {f"clients/{m}/{s}/{p}" for m, p in EVALUATED for s in SPLITS}
+    value = found.Histograms("clients/personal/test/trained")[0].histogram_value
     rates = [r.correct / r.total for r in entry.evaluations if (r.model, r.split) == ("personal", "test")]
     assert value.num == 6 and value.sum == pytest.approx(sum(rates))
     expected, edges = np.histogram(rates, np.linspace(0, 1, 31))
@@ -189,11 +150,11 @@ def test_histograms_of_the_clients_rates(shown):
 
 
 def test_curves_of_clients(shown):
-    entry, events = shown
-    drift = {tag for tag in events.Tags()["scalars"] if tag.startswith("client/") and "drift" in tag}
+    entry, found = shown
+    drift = {tag for tag in found.Tags()["scalars"] if tag.startswith("client/") and "drift" in tag}
     assert drift == {"client/1/drift", "client/2/drift"}
     (own,) = [r for r in entry.evaluations if (r.client, r.model, r.split) == (3, "personal", "test")]
-    (point,) = events.Scalars("client/3/personal/test/trained")
+    (point,) = found.Scalars("client/3/personal/test/trained")
     assert point.value == pytest.approx(own.correct / own.total)
 
 
@@ -211,11 +172,10 @@ def test_hyper_parameters_with_their_default_are_left_out_and_booleans_are_words
 
 def test_the_best_round_by_validation_is_a_curve(tmp_path: Path) -> None:
     """Its last point is what summary.json has."""
-    best = track(tmp_path / "run", [record(n, evaluated=n != 3) for n in range(1, 8)]).figures("personal")["best_val"]
-    events = events_of(tmp_path / "run")
-    assert best is not None
+    rounds = [record(n, evaluations=()) if n == 3 else record(n) for n in range(1, 8)]
+    best = track(tmp_path / "run", rounds).figures("personal")["best_val"]
     for name in ("mean", "worst_decile"):
-        curve = events.Scalars(f"accuracy/best_by_validation/{name}")
+        curve = events(tmp_path / "run").Scalars(f"accuracy/best_by_validation/{name}")
         assert [point.step for point in curve] == [1, 2, 4, 5, 6, 7]
         assert curve[-1].value == pytest.approx(getattr(best[1].primary, name))
 
@@ -248,9 +208,9 @@ def test_loggers_get_what_tensorboard_gets(tmp_path: Path) -> None:
         tracker.round(replace(record(1), drift={2: 0.5}))
     (first, (_, values, step), last) = kept.calls
     assert (first, last) == (("hyperparameters", {"lr": 0.1}), ("close", "success"))
-    events = events_of(tmp_path)
-    assert step == 1 and values.keys() == set(events.Tags()["scalars"])
-    assert all(events.Scalars(tag)[0].value == pytest.approx(value) for tag, value in values.items())
+    found = events(tmp_path)
+    assert step == 1 and values.keys() == set(found.Tags()["scalars"])
+    assert all(found.Scalars(tag)[0].value == pytest.approx(value) for tag, value in values.items())
 
 
 def test_a_resumed_run_logs_its_earlier_rounds_again(tmp_path: Path) -> None:
@@ -289,7 +249,18 @@ def test_newest_matrices_are_in_the_folder_and_pictures_in_tensorboard(tmp_path)
         for number, matrix in enumerate(matrices, start=1):
             tracker.round(replace(record(number), diagnostics=(matrix,)))
     found = read_matrices(tmp_path)
-    assert found is not None
     assert found.round == 2
     np.testing.assert_array_equal(found.matrices[0].values, matrices[1].values)
-    assert [image.step for image in events_of(tmp_path).Images("diagnostics/psi")][-1] == 2
+    assert [image.step for image in events(tmp_path).Images("diagnostics/psi")][-1] == 2
+
+
+def test_memory_of_a_child_process_counts_and_the_peak_stays():
+    hold = "import sys; block = bytearray(b'x') * 100_000_000; print(flush=True); sys.stdin.read()"
+    sampler = MemorySampler()
+    before = sampler.sample(force=True)
+    with subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout.readline()
+        during = sampler.sample(force=True)
+        child.communicate()
+    assert 80 < during - before < 160 and sampler.sample(force=True) < during - 80
+    assert sampler.peak_mb == during

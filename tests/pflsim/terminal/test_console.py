@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_runs import stats
 from rich.console import Console as Rich
 
-from pflsim.records.evaluation import Evaluation, Scope, Stats
+from pflsim.records.evaluation import Scope
 from pflsim.records.history import RoundMetrics, Traffic
 from pflsim.records.summary import RunMeta, Summary
 from pflsim.terminal.console import Console
@@ -20,11 +21,6 @@ from pflsim.terminal.result import resume_command, tensorboard_command
 
 META = RunMeta("pfedcfr", "digits", "label_lognormal", "abc", "mlp", 10, 20, 0)
 PERSONAL, GLOBAL = Scope("personal", "test", "trained"), Scope("global", "test", "received")
-
-
-def stats(mean):
-    found = Stats(10, 0, mean, mean, mean, 0.05, mean, mean - 0.1, 1.0)
-    return Evaluation(10, 1.0, {"accuracy": found})
 
 
 def metrics(number, accuracy, losses=None, seconds=0.8):
@@ -86,7 +82,7 @@ def test_the_end_says_all_of_it_in_80_columns(monkeypatch):
     text = run(io.StringIO(), width=80)
     assert "\x1b" not in text and "\x1b" in run(Terminal())
     assert max(len(line) for line in text.splitlines() if "accuracy:" not in line) <= 80
-    for part in ("personal *", "best by validation", "best test round (oracle)", "worst decile", "0.9130", "0.0500"):
+    for part in ("personal *", "best by validation", "best test round (oracle)", "worst decile", "0.9130", "0.1000"):
         assert part in text
     for part in ("up 20 B", "down 20 B", "startup 4.0 s", "rounds 16 s", "0.8 s per round", "512 MB", "runs/x"):
         assert part in text
