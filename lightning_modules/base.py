@@ -355,10 +355,10 @@ class ClientModule(LightningModule):
         phases = self.kept_phases()
         if self.kept_optimizers is not None and phase in phases:  # others are trained outside the schedule
             self.kept_optimizers.restore(phases.index(phase), optimizer)
-        masks = [(self.get_parameter(name), mask) for name, mask in self.masks(phase).items() if name in names]
+        masks = [(self.get_parameter(name), mask) for name, mask in self.masks_of(phase).items() if name in names]
         return Step(phase, parameters, optimizer, self.prefix(phase), masks)
 
-    def masks(self, phase: Phase) -> dict[str, Tensor]:
+    def masks_of(self, phase: Phase) -> dict[str, Tensor]:
         """Return the masks of a phase by parameter."""
         found = self.get_submodule(phase.mask)
         return found.tensors if isinstance(found, NamedTensors) else {}

@@ -129,7 +129,7 @@ def _check_rounds(prepared: PreparedRun, found: Checkpoint, planned: int, report
     if prepared.settings.lr_schedule == "cosine":
         differing.append("lr_schedule=cosine")
     for t in range(1, found.round + 1):
-        if rule.full_participation(t, planned) != rule.full_participation(t, rounds):
+        if any(asked(t, planned) != asked(t, rounds) for asked in (rule.full_participation, rule.surveys)):
             differing.append(f"participants of round {t}")
     if differing:
         raise SettingsError(

@@ -133,12 +133,15 @@ def unchanged(refused: Callable[..., str], folder: Path, *more: str) -> str:
 
 
 def test_extensions_that_are_refused(tmp_path: Path, refused: Callable[..., str]) -> None:
-    """FedALP's warm-up is a fraction of the rounds; 2 and 3 rounds have the same one."""
+    """FedALP's warm-up is a fraction of the rounds; 2 and 3 rounds have the same one. So is Floco's."""
     folder = tmp_path / "run"
     assert cli.main(["method=fedalp", *SMALL, "method.warmup=0.4", "rounds=2", f"run_dir={folder}"]) == 0
     assert cli.main([f"resume={folder}", "rounds=3"]) == 0
     assert "fedalp" in (said := unchanged(refused, folder, "rounds=9")) and "warmup" in said
     assert "3 rounds are done" in unchanged(refused, folder, "rounds=2")
+    shutil.rmtree(folder)
+    assert cli.main(["method=floco", *SMALL, "rounds=2", f"run_dir={folder}"]) == 0
+    assert "participants of round 2" in unchanged(refused, folder, "rounds=9")
     shutil.rmtree(folder)
     assert cli.main(["method=fedavg", *SMALL, "lr_schedule=cosine", "rounds=2", f"run_dir={folder}"]) == 0
     assert "lr_schedule=cosine" in unchanged(refused, folder, "rounds=9")

@@ -179,7 +179,7 @@ class Stack:
         self.module, self.phases, self.clients = module, stage.phases, clients
         self.trainable = [phase.trainable.parameters(module) for phase in self.phases]
         self.masks = [
-            {name: f"{phase.mask}.{name.replace('.', '/')}" for name in module.masks(phase) if name in names}
+            {name: f"{phase.mask}.{name.replace('.', '/')}" for name in module.masks_of(phase) if name in names}
             for phase, names in zip(self.phases, self.trainable, strict=True)
         ]
         """For each phase, the names of masks by parameter."""

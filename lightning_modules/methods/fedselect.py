@@ -66,15 +66,12 @@ class FedSelect(ClientModule):
 
     def schedule(self) -> Schedule:
         """Return the phases `personal`, if there are private entries, and `shared`, which alternate by epoch."""
-        return (Alternate(tuple(self.kept_phases()[not self.any_private() :]), every="epoch"),)
+        private = any(bool(mask.any()) for mask in self.private.tensors.values())
+        return (Alternate(tuple(self.kept_phases()[not private :]), every="epoch"),)
 
     def kept_phases(self) -> list[Phase]:
         """Return both phases."""
         return [Phase("personal", trainable=Selector(self.weights), mask="private"), Phase("shared", mask="common")]
-
-    def any_private(self) -> bool:
-        """Return whether the client has private entries."""
-        return any(bool(mask.any()) for mask in self.private.tensors.values())
 
     def receive(self, downlink: Message) -> None:
         """Load g where the entries are shared."""

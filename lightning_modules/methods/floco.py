@@ -77,14 +77,14 @@ class Floco(ClientModule):
         return {self.loss_name: self.task_loss(self.net.head(self.net.body(inputs), self.draw()), targets)}
 
     def draw(self) -> Tensor:
-        """Return a random α [M]."""
-        point = -torch.log1p(-torch.rand_like(self.alpha))  # exponentially distributed
+        """Return a random α [M]; numbers are drawn on the CPU, so that they are the same on a GPU."""
+        point = -torch.log1p(-torch.rand(len(self.alpha))).to(self.alpha)  # exponentially distributed
         point = point / point.sum()
         if not self.region.tensors:
             return point
-        centre, step = self.region.tensors[ALPHA], self.rho * torch.rand_like(self.alpha[0])
+        centre, step = self.region.tensors[ALPHA], self.rho * torch.rand(()).to(self.alpha)
         if self.sampling == "raw_l1":
-            direction = 2 * torch.rand_like(centre) - 1
+            direction = 2 * torch.rand(len(self.alpha)).to(self.alpha) - 1
             return centre + step * direction / direction.abs().sum()
         return centre + (step / (point - centre).abs().sum()).clamp(max=1) * (point - centre)
 

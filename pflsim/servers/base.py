@@ -161,7 +161,7 @@ class MeanState:
 
 
 class MeanRule(GlobalModelRule[StateWithMoments]):
-    """Base class of rules that take a mean of the clients' models, to which a server optimiser may move the model."""
+    """Base class of rules whose model is a mean of the clients' models, which a server optimiser may step towards."""
 
     optimizer: ServerOptimizer = ServerOptimizer()
     """The run's server optimiser."""
