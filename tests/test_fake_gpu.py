@@ -24,7 +24,7 @@ from pflsim.fusion.blocks import COLUMNS, products_on
 from pflsim.fusion.mixing_weights import mixing_gradient
 
 GPU = torch.device("cuda:0")
-READS_VALUES = {"fedala", "fedas", "fedpac", "ifca", "pfedfda", "pfedpm", "r_pfedpm"}
+READS_VALUES = {"fedala", "fedas", "fedcac", "fedpac", "fedselect", "ifca", "pfedfda", "pfedpm", "r_pfedpm"}
 """Methods whose hooks depend on values, which tensors without memory do not have."""
 
 
