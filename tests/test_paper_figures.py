@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 EXPERIMENTS = {p.stem for p in (CONFIGS / "experiment").glob("*.yaml")}
 FILES = [tomllib.loads(p.read_text(encoding="utf-8")) for p in sorted((CONFIGS / "experiment").glob("*.toml"))]
 WITHOUT_VALUES = {"fedalp_figure4", "fedfcd_figure5", "fedfcd_figure6", "fedfcd_figure7"}
-WITHOUT_VALUES |= {"pfedla_figure5", "pfedla_figure6", "pfedpm_figure3_femnist"}
+WITHOUT_VALUES |= {*(f"pfedla_figure{n}" for n in (1, 5, 6, 7)), "pfedpm_figure3_femnist"}
 PUBLISHED = sorted(EXPERIMENTS - WITHOUT_VALUES)
 
 

@@ -37,7 +37,7 @@ class PFedPM(ClientModule):
         training: the run's local training settings.
         a: weight of the client's own features in C̃, in [0, 1].
         lam: λ ≥ 0.
-        distance: R of a class: "mse", the mean square of the difference, or "l2", its norm (eq. 11).
+        distance: R of a class: "l2", the norm of the difference (eq. 11), or "mse", its mean square, as in FedProto.
         predict: predict by the head ("decision", pFedPM) or by the relation module ("relation", R-pFedPM).
         alternate: train the relation module after the net ("round", Figure 1), or on each mini-batch after the net's
             step ("batch", as printed in Algorithm 1); the net is the same.
@@ -68,8 +68,8 @@ class PFedPM(ClientModule):
         training: Training,
         *,
         a: float = 0.5,
-        lam: float = 1.0,
-        distance: Distance = "mse",
+        lam: float = 0.1,
+        distance: Distance = "l2",
         predict: Literal["decision", "relation"] = "decision",
         alternate: Literal["round", "batch"] = "round",
         relation_hidden: Width = 50,

@@ -43,7 +43,8 @@ class Dataset:
         domains: if `clients` are domains: the number of clients that share each; partition and split rules apply within
             a domain. (): they are not.
         scale: divisor that maps uint8 values to [0, 1]: 255 for images, 16 for digits.
-        mean, std: statistics per channel for standardisation after scaling; None to omit it.
+        mean, std: statistics for standardisation after scaling, of each channel or, channel by channel, of each pixel;
+            None to omit it.
         vocabulary: of token sequences: the number V of different tokens, 0..V-1; None: the largest + 1.
         values: what the classes 0, 1, ... are in the data, where classes were found from the values of the targets.
         fields: for models that take a mapping of tensors: names of the token sequences that x stacks on its second

@@ -137,11 +137,11 @@ class Examples:
 
 
 def scaled(x: Tensor, scale: float, mean: Tensor | None, std: Tensor | None) -> Tensor:
-    """Return stored values as inputs: uint8 divided by `scale`, then standardised by channel."""
+    """Return stored values as inputs: uint8 divided by `scale`, then standardised by channel or by pixel."""
     if x.dtype == torch.uint8:
         x = x.to(torch.float32).div_(scale)
     if mean is not None and std is not None:
-        shape = (1, -1) + (1,) * (x.dim() - 2)
+        shape = (1, -1) + (1,) * (x.dim() - 2) if len(mean) == x.shape[1] else (1, *x.shape[1:])
         x = (x - mean.view(shape)) / std.view(shape)
     return x
 

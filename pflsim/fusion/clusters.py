@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int, Num, Shaped
 from scipy.cluster.hierarchy import cut_tree, linkage
+from scipy.spatial.distance import pdist
 from torch import Tensor
 
 from pflsim.fusion.blocks import Rows, Workspace, blocks
@@ -16,6 +18,8 @@ from pflsim.types import Tensors
 
 Groups = Float[Tensor, " M P"] | Sequence[Float[Tensor, " P"]]
 """One flattened tensor of M clusters: [M, P], or a list of M rows."""
+ClusterOn = Literal["directions", "angles"]
+"""What is clustered, see `ward_clusters`."""
 
 
 def cosine_similarity(gram: Float[Tensor, " K K"]) -> Float[Tensor, " K K"]:
@@ -36,7 +40,7 @@ def cosine_similarity(gram: Float[Tensor, " K K"]) -> Float[Tensor, " K K"]:
     return ((similarity + similarity.T) / 2).fill_diagonal_(1)
 
 
-def ward_clusters(similarity: Float[Tensor, " N N"], clusters: int) -> Int[Tensor, " N"]:
+def ward_clusters(similarity: Float[Tensor, " N N"], clusters: int, on: ClusterOn = "directions") -> Int[Tensor, " N"]:
     """Cut Ward's hierarchical clustering of N vectors into exactly M clusters.
 
     FedALP Algorithm 2, lines 1 and 2.
@@ -44,6 +48,8 @@ def ward_clusters(similarity: Float[Tensor, " N N"], clusters: int) -> Int[Tenso
     Args:
         similarity: [N, N] cosines, symmetric.
         clusters: M, 1 to N.
+        on: the points that are clustered: "directions", the vectors scaled to length 1, or "angles", for each vector
+            its N angles to all vectors.
 
     Returns:
         [N] int64, the cluster of each vector: 0 to M−1, numbered by first members.
@@ -59,8 +65,9 @@ def ward_clusters(similarity: Float[Tensor, " N N"], clusters: int) -> Int[Tenso
         raise ValueError("similarities must be finite, but training diverged: use a lower lr")
     if n == 1:
         return torch.zeros(1, dtype=torch.int64)
-    distances = np.sqrt(np.clip(2 - 2 * similarity.double().numpy(), 0, None))
-    tree = linkage(distances[np.triu_indices(n, k=1)], method="ward")
+    rho = similarity.double().numpy()
+    distances = np.sqrt(np.clip(2 - 2 * rho, 0, None))[np.triu_indices(n, k=1)]
+    tree = linkage(pdist(np.arccos(rho)) if on == "angles" else distances, method="ward")
     labels = cut_tree(tree, n_clusters=clusters)[:, 0]
     order = {label: rank for rank, label in enumerate(dict.fromkeys(labels.tolist()))}
     return torch.tensor([order[label] for label in labels.tolist()], dtype=torch.int64)

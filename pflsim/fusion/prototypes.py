@@ -14,28 +14,31 @@ from torch.nn.functional import cross_entropy
 from pflsim.messages import Prototypes
 from pflsim.types import Tensors
 
-Weighting = Literal["samples", "uniform"]
+Weighting = Literal["samples", "uniform", "printed"]
 
 
 def fuse_prototypes(sent: Sequence[Prototypes], weighting: Weighting = "samples") -> Prototypes:
     """Average the clients' prototypes of each class over the clients that hold the class.
 
     C̄_j = Σ_i D_ij·C_ij / Σ_i D_ij ("samples": FedFCD eq. 5, pFedPM eq. 7), or the unweighted mean ("uniform"). Both
-    papers also divide by the number of clients, which would shrink the prototypes; this function does not.
+    papers also divide by the number of these clients, which shrinks the prototypes: "printed".
 
     Args:
         sent: K prototypes, means [C, D] and counts [C], ordered by client id.
-        weighting: samples or uniform.
+        weighting: samples, uniform or printed.
 
     Returns:
         Means [C, D] in the input dtype, accumulated in float64, and the total counts [C].
     """
     means = torch.stack([p.means for p in sent]).double()  # [K, C, D]
     counts = torch.stack([p.counts for p in sent]).double()  # [K, C]
-    weights = counts if weighting == "samples" else (counts > 0).double()
+    held = (counts > 0).double()
+    weights = held if weighting == "uniform" else counts
     # Rows of missing classes may contain NaN, and 0 · NaN is NaN.
     kept = torch.where((counts > 0)[..., None], means, torch.zeros((), dtype=torch.float64))
     fused = torch.einsum("kc,kcd->cd", weights, kept) / weights.sum(0).clamp(min=1)[:, None]
+    if weighting == "printed":
+        fused /= held.sum(0).clamp(min=1)[:, None]
     return Prototypes(fused.to(sent[0].means.dtype), counts.sum(0).long())
 
 

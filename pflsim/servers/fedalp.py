@@ -12,7 +12,7 @@ from torch import Tensor
 from pflsim.config.validate import Bounds, at_least_one
 from pflsim.errors import SettingsError
 from pflsim.fusion.blocks import blocks
-from pflsim.fusion.clusters import cluster_means, cosine_similarity, directions, ward_clusters
+from pflsim.fusion.clusters import ClusterOn, cluster_means, cosine_similarity, directions, ward_clusters
 from pflsim.fusion.layerwise import flat_rows, layer_weights, mix_layer, stack
 from pflsim.fusion.means import column, example_means, weighted_mean
 from pflsim.messages import Message, Uplink
@@ -62,22 +62,25 @@ class FedALP(GlobalModelRule[State]):
         beta: β in [0, 1], the weight of the most personal layer; the paper: 0.6.
         warmup: T_pre as a fraction of the rounds, in (0, 1); the paper: 0.4 to 0.7.
         unit: the fusion unit: module, tensor or model.
-        delta: the measure δ of an update in a layer: "norm" (eq. 7), or "per_entry", the norm per parameter.
-        gamma: "all", γ_k are fractions of the examples of all N clients (Table 1 of the paper), or "group", of those of
-            the group's participants.
+        delta: the measure δ of an update in a layer: "norm" (eq. 7), or "per_entry", the norm divided by the number of
+            the layer's parameters.
+        gamma: "group", γ_k are fractions of the examples of the group's participants, or "all", of those of all N
+            clients (Table 1 of the paper).
         onto: the model that the update is added to: "mixture", W_m, which MixByLayer has put in the place of w_m, or
             "group", w_m, as line 10 of Algorithm 1 reads.
+        cluster_on: what Ward's method clusters, see `ward_clusters`: "directions" or "angles".
 
     Notes:
-        Γ_m are the fractions of the examples of all grouped clients. With gamma=group, β = 0 is FedAvg, as the paper
-        states; with gamma=all it is slower. In eq. 5 both choices give the same Ψ. There is at least one round of
-        warm-up and one after it. Ward's clustering uses the directions of updates, with distances √(2 − 2ρ). A zero
-        update has cosine 0 with others. All clients take part in round T_pre. A client that
-        does not report in it has no group: it receives w_g and does not count in eq. 5 and Γ. Its first later report
-        assigns it to the group with the largest cosine between the client's update and the group model's difference
-        from that w_g, effective from the next round. If fewer than M clients report, the warm-up continues until a
-        round in which M do. A group without participants keeps w_m. Running statistics of normalisation layers are
-        mixed with their layer's Ψ; their updates are added to W_m always, since a variance could become negative.
+        Γ_m are the fractions of the examples of all grouped clients. The defaults of unit, delta, gamma and onto are
+        those of a public program (github.com/Yandy61/myPFL), probably the authors'; it clusters angles. With
+        gamma=group, β = 0 is FedAvg, as the paper states; with gamma=all it is slower. In eq. 5 both choices give the
+        same Ψ. There is at least one round of warm-up and one after it. A zero update has cosine 0 with others. All
+        clients take part in round T_pre. A client that does not report in it has no group: it receives w_g and does not
+        count in eq. 5 and Γ. Its first later report assigns it to the group with the largest cosine between the
+        client's update and the group model's difference from that w_g, effective from the next round. If fewer than M
+        clients report, the warm-up continues until a round in which M do. A group without participants keeps w_m.
+        Running statistics of normalisation layers are mixed with their layer's Ψ; their updates are added to W_m
+        always, since a variance could become negative.
     """
 
     def __init__(
@@ -86,15 +89,16 @@ class FedALP(GlobalModelRule[State]):
         groups: int = 3,
         beta: float = 0.6,
         warmup: float = 0.5,
-        unit: UnitKind = "module",
-        delta: Literal["norm", "per_entry"] = "norm",
-        gamma: Literal["all", "group"] = "all",
+        unit: UnitKind = "tensor",
+        delta: Literal["norm", "per_entry"] = "per_entry",
+        gamma: Literal["all", "group"] = "group",
         onto: Literal["group", "mixture"] = "mixture",
+        cluster_on: ClusterOn = "directions",
     ):
         self.groups = at_least_one("method.groups", groups)
         self.beta = float(Bounds(0, 1)("method.beta", beta))
         self.warmup = Bounds(above=0, below=1)("method.warmup", warmup)
-        self.unit, self.delta, self.gamma, self.onto = unit, delta, gamma, onto
+        self.unit, self.delta, self.gamma, self.onto, self.cluster_on = unit, delta, gamma, onto, cluster_on
 
     def warmup_rounds(self, rounds: int) -> int:
         """Return T_pre: the fraction of the rounds, rounded half up, within 1 to rounds − 1."""
@@ -145,7 +149,7 @@ class FedALP(GlobalModelRule[State]):
         for d in (d for unit in state.layout for d in updates(unit)):
             gram.addmm_(d, d.T)
         groups = torch.full((len(state.examples),), -1)
-        groups[ids] = ward_clusters(cosine_similarity(gram), self.groups)
+        groups[ids] = ward_clusters(cosine_similarity(gram), self.groups, self.cluster_on)
         norms = torch.zeros(self.groups, len(state.layout), dtype=torch.float64)
         for number, unit in enumerate(state.layout):
             for own in updates(unit):

@@ -46,7 +46,7 @@ class FedFCD(ServerRule[State]):
         server_lr: η of eq. 4; the paper: 0.01.
         server_epochs: passes over the class means per round.
         server_batch: class means per step.
-        prototype_weighting: weights of the clients' means: samples (eq. 5) or uniform.
+        prototype_weighting: weights of the clients' means: samples (eq. 5), uniform, or eq. 5 as printed.
         feature_alignment: whether to send global class means.
         decision_fusion: whether to train a global head.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pflsim.fusion.prototypes import fuse_prototypes, keep_missing
+from pflsim.fusion.prototypes import Weighting, fuse_prototypes, keep_missing
 from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import Tensors
@@ -23,11 +23,18 @@ class State:
 class PFedPM(ServerRule[State]):
     """C̄_j = Σ_i D_ij·C_ij / Σ_i D_ij over the clients of the round that hold class j (Xing et al., eq. 7).
 
+    Args:
+        prototype_weighting: weights of the clients' class means: "samples" (eq. 7), "uniform", the same for all that
+            hold the class, or "printed", eq. 7 as it is printed.
+
     Notes:
-        Eq. 7 also divides by the number of those clients, which would shrink each feature; this implementation does
-        not. A client that does not report does not count. A class that no client of a round holds keeps its global
-        feature. Algorithm 1 does not specify the initial global features; there are none before round 1.
+        Eq. 7 also divides by the number of those clients, which shrinks each feature; only "printed" does. A client
+        that does not report does not count. A class that no client of a round holds keeps its global feature. Algorithm
+        1 does not specify the initial global features; there are none before round 1.
     """
+
+    def __init__(self, *, prototype_weighting: Weighting = "samples"):
+        self.weighting: Weighting = prototype_weighting
 
     def init(self, federation: Federation) -> State:
         """Return the state without features."""
@@ -39,14 +46,14 @@ class PFedPM(ServerRule[State]):
         return Message(prototypes=state.features)
 
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
-        """Average the received class means, weighted by counts; other classes keep their features."""
+        """Average the received class means; other classes keep their features."""
         if not uplinks:
             return state
         sent = [u.prototypes for u in uplinks if u.prototypes is not None]
         if len(sent) < len(uplinks):
             missing = next(u.client for u in uplinks if u.prototypes is None)
             raise ValueError(f"client {missing} sent no class features")
-        return State(keep_missing(fuse_prototypes(sent), state.features))
+        return State(keep_missing(fuse_prototypes(sent, self.weighting), state.features))
 
     def numbers(self, state: State) -> Tensors:
         """Return `gfr` [C, D] and `gfr_counts` [C]."""

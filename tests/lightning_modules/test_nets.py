@@ -97,7 +97,7 @@ def test_no_draw_after_the_weights(model: str) -> None:
     ("model", "shape", "expected"),
     [
         ("mlp", MNIST, 784 * 100 + 100 + 100 * 10 + 10),
-        ("mnist_nn", MNIST, 784 * 200 + 200 + 200 * 10 + 10),
+        ("mnist_nn", MNIST, 784 * 50 + 50 + 50 * 10 + 10),
         ("cnn", MNIST, 582_026),
         ("cnn", CIFAR, (75 * 32 + 32) + (800 * 64 + 64) + (64 * 25 * 512 + 512) + 5_130),
         ("cnn_bn", MNIST, 582_026 + 2 * (32 + 64)),

@@ -69,21 +69,24 @@ def distance(a: Tensors, b: Tensors) -> float:
 @pytest.mark.parametrize(
     ("settings", "fraction"),
     [
+        ({"groups": 3, "beta": 0}, 1.0),
         ({"groups": 3, "beta": 0, "onto": "group"}, 1.0),
-        ({"groups": 3, "beta": 0, "onto": "mixture"}, 1.0),
+        ({"groups": 3, "beta": 0, "unit": "module", "delta": "norm"}, 1.0),
         ({"groups": 1, "beta": 0.6}, 1.0),
         ({"groups": 1, "beta": 1.0}, 0.5),
     ],
 )
 def test_beta_0_and_one_group_follow_fedavg(settings: Any, fraction: float) -> None:
-    ours = global_models(FedALP, Server(gamma="group", **settings), fraction)
+    ours = global_models(FedALP, Server(**settings), fraction)
     assert all(distance(a, b) < 1e-12 for a, b in zip(ours, fedavg_models(fraction), strict=True))
 
 
 def test_otherwise_it_does_not() -> None:
-    ours, theirs = global_models(FedALP, Server(groups=3, beta=0.6, gamma="group")), fedavg_models()
+    ours, theirs = global_models(FedALP, Server(groups=3, beta=0.6)), fedavg_models()
     assert distance(ours[0], theirs[0]) < 1e-12, "the groups' models start equal"
     assert all(distance(a, b) > 1e-4 for a, b in zip(ours[1:], theirs[1:], strict=True))
+    slower = global_models(FedALP, Server(groups=3, beta=0, gamma="all"))
+    assert distance(slower[0], theirs[0]) > 1e-4, "the shares of a group do not sum to one"
 
 
 @cache

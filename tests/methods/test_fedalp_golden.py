@@ -19,6 +19,11 @@ UNITS = (
     Unit("bn", ("bn.weight",), ("bn.running_var",)),
     Unit("head", ("head.weight",)),
 )
+TENSORS = (
+    *(Unit(key, (key,)) for key in ("a.weight", "a.bias")),
+    Unit("bn.weight", ("bn.weight",), ("bn.running_var",)),
+    Unit("head.weight", ("head.weight",)),
+)
 SIZES = (5, 9, 2, 7, 4, 3)
 BETA, GROUPS = 0.7, 3
 Arrays = dict[str, np.ndarray]
@@ -38,7 +43,7 @@ def uplinks(sent: dict[int, Arrays]) -> list[Uplink]:
 def federation(initial: Arrays, rounds: int = 4) -> Federation:
     clients = tuple(ClientInfo(i, n) for i, n in enumerate(SIZES))
     tensors = {k: torch.from_numpy(v) for k, v in initial.items()}
-    return Federation(clients, tensors, {"module": UNITS}, rounds=rounds)
+    return Federation(clients, tensors, {"module": UNITS, "tensor": TENSORS}, rounds=rounds)
 
 
 def mean(sent: dict[int, Arrays], key: str) -> np.ndarray:
@@ -47,10 +52,10 @@ def mean(sent: dict[int, Arrays], key: str) -> np.ndarray:
     return np.sum([SIZES[i] / total * w[key] for i, w in sent.items()], axis=0)
 
 
-def psi_of(updates: dict[int, Arrays], per_entry: bool = False) -> np.ndarray:
+def psi_of(updates: dict[int, Arrays], units: tuple[Unit, ...] = TENSORS, per_entry: bool = True) -> np.ndarray:
     """Eqs. 5 to 8 for one group."""
     delta = []
-    for unit in UNITS:
+    for unit in units:
         flat = np.concatenate([mean(updates, k).ravel() for k in unit.parameters])
         delta.append(np.sqrt((flat**2).sum()) / (len(flat) if per_entry else 1))
     return BETA * np.array(delta) / max(delta)
@@ -75,12 +80,14 @@ def updated(own: Arrays, mixed: Arrays, sent: dict[int, Arrays], gamma: str, ont
 
 @pytest.mark.parametrize("gamma", ["all", "group"])
 @pytest.mark.parametrize("onto", ["group", "mixture"])
-@pytest.mark.parametrize(("delta", "seed"), [("norm", 0), ("norm", 1), ("per_entry", 2)])
-def test_server(gamma: Any, onto: Any, delta: Any, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("delta", "unit", "seed"), [("norm", "module", 0), ("norm", "tensor", 1), ("per_entry", "module", 2)]
+)
+def test_server(gamma: Any, onto: Any, delta: Any, unit: Any, seed: int) -> None:
     """Two rounds of warm-up, the grouping, a round with all clients, and one in which a group is absent."""
-    rng = np.random.default_rng(seed)
+    rng, units = np.random.default_rng(seed), {"module": UNITS, "tensor": TENSORS}[unit]
     initial = values(rng)
-    rule = FedALP(groups=GROUPS, beta=BETA, delta=delta, gamma=gamma, onto=onto)
+    rule = FedALP(groups=GROUPS, beta=BETA, delta=delta, gamma=gamma, onto=onto, unit=unit)
     state: State = rule.init(federation(initial))
     assert rule.numbers(state) == {}
 
@@ -102,14 +109,14 @@ def test_server(gamma: Any, onto: Any, delta: Any, seed: int) -> None:
     numbers = rule.numbers(state)
     assert numbers["groups"].tolist() == groups
     members = [[i for i, g in enumerate(groups) if g == m] for m in range(GROUPS)]
-    psi = np.stack([psi_of({i: updates[i] for i in who}, delta == "per_entry") for who in members])
+    psi = np.stack([psi_of({i: updates[i] for i in who}, units, delta == "per_entry") for who in members])
     np.testing.assert_allclose(numbers["psi"].numpy(), psi, rtol=1e-11)
     check(rule.global_weights(state), common)  # type: ignore[arg-type]
     own = [common] * GROUPS
     mixed = own
 
     # Round 3: all clients. Round 4: none of group 1, one client of group 2.
-    layer = {k: number for number, unit in enumerate(UNITS) for k in unit.keys}
+    layer = {k: number for number, unit in enumerate(units) for k in unit.keys}
     for cohort in (range(6), (0, 3, 4)):
         for i in range(6):
             check(rule.downlink(state, i).weights, mixed[groups[i]])  # type: ignore[arg-type]
@@ -134,7 +141,7 @@ def test_server(gamma: Any, onto: Any, delta: Any, seed: int) -> None:
 
 
 def test_clients_that_are_missing_when_groups_are_made() -> None:
-    """They are in no group and are sent w_g until they report, which puts them where their update points."""
+    """By default settings: in no group and sent w_g until they report, which puts them where their update points."""
     rng = np.random.default_rng(3)
     initial = values(rng)
     rule = FedALP(groups=2, beta=BETA, warmup=0.2)
@@ -149,7 +156,7 @@ def test_clients_that_are_missing_when_groups_are_made() -> None:
     members = {0: [0, 1], 1: [3]}
     psi = [psi_of({i: updates[i] for i in who}) for who in members.values()]
     np.testing.assert_allclose(state.psi.numpy(), np.stack(psi), rtol=1e-11)
-    layer = {k: number for number, unit in enumerate(UNITS) for k in unit.keys}
+    layer = {k: number for number, unit in enumerate(TENSORS) for k in unit.keys}
     own, mixed = [common, common], [common, common]
 
     # Client 4 goes the way of client 3 and client 2 that of client 0, as seen from what they were sent: w_g.
@@ -167,7 +174,7 @@ def test_clients_that_are_missing_when_groups_are_made() -> None:
         state = rule.fuse(state, uplinks(sent))
         if cohort:
             own = [
-                updated(own[m], mixed[m], {i: w for i, w in sent.items() if i in members[m]}, "all", "mixture")
+                updated(own[m], mixed[m], {i: w for i, w in sent.items() if i in members[m]}, "group", "mixture")
                 for m in (0, 1)
             ]
             weight = [sum(SIZES[i] for i in who) for who in members.values()]  # of those that had a group

@@ -73,7 +73,7 @@ def nets(w: World, cohorts: Sequence[Sequence[int]] = COHORTS) -> dict[int, dict
     [
         pytest.param({}, id="mlp"),
         pytest.param({"alternate": "batch"}, id="batch"),
-        pytest.param({"distance": "l2"}, id="l2"),
+        pytest.param({"distance": "mse"}, id="mse"),
         pytest.param({"predict": "relation"}, id="relation"),
         pytest.param({"model": dropout_mlp, "alternate": "batch"}, id="dropout_batch"),
         pytest.param({"model": BATCH_NORM, "alternate": "batch"}, id="batch_norm_batch"),

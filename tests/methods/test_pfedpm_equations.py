@@ -84,9 +84,10 @@ def test_local_features() -> None:
             np.testing.assert_allclose(module.own_means[j].numpy(), z[y == j].mean(0), rtol=1e-12)
 
 
-def test_global_features() -> None:
-    """Eq. 7 as a mean: Σ D_ij·C_ij / Σ D_ij over the clients that hold the class, not divided by their number too."""
-    rng, rule = np.random.default_rng(1), Server()
+@pytest.mark.parametrize("weighting", ["samples", "printed"])
+def test_global_features(weighting: Any) -> None:
+    """Eq. 7 over the clients that hold the class: Σ D_ij·C_ij / Σ D_ij, and as printed divided by their number too."""
+    rng, rule = np.random.default_rng(1), Server(prototype_weighting=weighting)
     state = rule.init(world(PFedPM, rule).federation)
     counts = np.array([[3, 0, 2], [5, 0, 0], [1, 0, 4]])
     means = random(rng, 3, 3, 5)
@@ -98,6 +99,7 @@ def test_global_features() -> None:
     for j in (0, 2):
         held = counts[:, j] > 0
         first[j] = (counts[held, j, None] * means[held, j]).sum(0) / counts[held, j].sum()
+        first[j] /= held.sum() if weighting == "printed" else 1
         np.testing.assert_allclose(found.means[j].numpy(), first[j], rtol=1e-12)
     assert found.counts.tolist() == [9, 0, 6]
 

@@ -144,7 +144,7 @@ pfedfda: min_count=0 cov_ridge=-1
 pfedhn: embedding=0 hidden=[5,0] hn_lr=-1 hn_lr=nan hn_momentum=-0.5 hn_momentum=1 hn_weight_decay=-0.1
 pfedla: k=3 k=-1 hn_lr=-0.1 hn_lr=nan embedding=0 hidden=[5,0]
 pfedme: lam=0 lam=-1 lam=1e6 inner_steps=0 personal_lr=0 personal_lr=0.5 beta=0
-pfedpm: a=1.5 a=-0.1 lam=-1 relation_hidden=0 distance=cosine predict=both alternate=never
+pfedpm: a=1.5 a=-0.1 lam=-1 relation_hidden=0 distance=cosine predict=both alternate=never prototype_weighting=all
 scaffold: server_lr=0
 """
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from pflsim.data.content import content_order
 from pflsim.data.dataset import Dataset, check_dataset, described
 from pflsim.errors import SettingsError
+
+Standardize = bool | Literal["per_pixel"]
 
 
 def entries(folder: Path) -> list[Path]:
@@ -69,10 +72,10 @@ def fixed_split(dataset: Dataset, share: float = 0.8) -> Dataset:
     return dataset.taken(rows, sum(map(len, train)))
 
 
-def finished(dataset: Dataset, standardize: bool) -> Dataset:
+def finished(dataset: Dataset, standardize: Standardize) -> Dataset:
     """Check a data set; return it, with mean and deviation of the scaled training part per channel if wanted.
 
-    A constant channel (or feature) has the deviation 1.
+    "per_pixel": of each pixel of each channel. A constant channel (feature, pixel) has the deviation 1.
 
     Raises:
         SettingsError: the data set is not valid, or cannot be standardised.
@@ -83,8 +86,8 @@ def finished(dataset: Dataset, standardize: bool) -> Dataset:
     if dataset.kind == "token sequences":
         raise SettingsError(f"data.standardize=true: {dataset.name} has token sequences; leave it out")
     x = dataset.x[: dataset.train_size]
-    axes = (0, *range(2, x.ndim))
-    if x.dtype == np.uint8 and x.ndim > 2:
+    axes = 0 if standardize == "per_pixel" else (0, *range(2, x.ndim))
+    if x.dtype == np.uint8 and x.ndim > 2 and standardize != "per_pixel":
         counts = np.stack([np.bincount(x[:, c].ravel(), minlength=256) for c in range(x.shape[1])])
         values = np.arange(256) / dataset.scale
         mean = counts @ values / counts.sum(axis=1)
@@ -93,7 +96,7 @@ def finished(dataset: Dataset, standardize: bool) -> Dataset:
         scaled = x / (dataset.scale if x.dtype == np.uint8 else 1.0)
         mean, std = scaled.mean(axis=axes, dtype=np.float64), scaled.std(axis=axes, dtype=np.float64)
     std = np.where(std > 0, std, 1.0)
-    return dataclasses.replace(dataset, mean=tuple(map(float, mean)), std=tuple(map(float, std)))
+    return dataclasses.replace(dataset, mean=tuple(mean.ravel().tolist()), std=tuple(std.ravel().tolist()))
 
 
 def not_found(name: str, folder: Path, files: Sequence[str], can_download: bool = True) -> SettingsError:

@@ -11,20 +11,20 @@ import numpy as np
 
 from pflsim.data.dataset import Dataset
 from pflsim.data.sources import npz
-from pflsim.data.sources.common import finished, joined, not_found
+from pflsim.data.sources.common import Standardize, finished, joined, not_found
 from pflsim.errors import SettingsError, reading
 
 EMNIST_CLASSES = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
 EmnistSplit = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
 
 
-def mnist(*, root: str = "data", download: bool = False, standardize: bool = False) -> Dataset:
+def mnist(*, root: str = "data", download: bool = False, standardize: Standardize = False) -> Dataset:
     """Load MNIST, 60,000 + 10,000 handwritten digits, from `root`/MNIST/raw, torchvision's folder.
 
     Args:
         root: folder of data sets.
         download: download missing files with torchvision.
-        standardize: standardise with statistics of the training part.
+        standardize: standardise each channel with statistics of the training part, or each pixel: per_pixel.
 
     Returns:
         x [70000, 1, 28, 28] uint8, 10 classes.
@@ -32,13 +32,13 @@ def mnist(*, root: str = "data", download: bool = False, standardize: bool = Fal
     return finished(_load("mnist", "MNIST", root, _idx("MNIST"), 10, download), standardize)
 
 
-def fashion_mnist(*, root: str = "data", download: bool = False, standardize: bool = False) -> Dataset:
+def fashion_mnist(*, root: str = "data", download: bool = False, standardize: Standardize = False) -> Dataset:
     """Load Fashion-MNIST, 60,000 + 10,000 pictures of clothes, from `root`/FashionMNIST/raw, torchvision's folder.
 
     Args:
         root: folder of data sets.
         download: download missing files with torchvision.
-        standardize: standardise with statistics of the training part.
+        standardize: standardise each channel with statistics of the training part, or each pixel: per_pixel.
 
     Returns:
         x [70000, 1, 28, 28] uint8, 10 classes.
@@ -48,7 +48,7 @@ def fashion_mnist(*, root: str = "data", download: bool = False, standardize: bo
 
 
 def emnist(
-    *, root: str = "data", download: bool = False, split: EmnistSplit = "balanced", standardize: bool = False
+    *, root: str = "data", download: bool = False, split: EmnistSplit = "balanced", standardize: Standardize = False
 ) -> Dataset:
     """Load a split of EMNIST (Cohen et al. 2017) from `root`/EMNIST/raw, torchvision's folder.
 
@@ -56,7 +56,7 @@ def emnist(
         root: folder of data sets.
         download: download missing files (560 MB) with torchvision.
         split: byclass (62 classes), bymerge (47), balanced (47), letters (26), digits (10) or mnist (10).
-        standardize: standardise with statistics of the training part.
+        standardize: standardise each channel with statistics of the training part, or each pixel: per_pixel.
 
     Returns:
         x [n, 1, 28, 28] uint8, upright (the files store transposed images). Labels start at 0, also those of letters.
@@ -67,13 +67,13 @@ def emnist(
     return finished(replace(stored, x=upright, y=stored.y - int(split == "letters")), standardize)
 
 
-def usps(*, root: str = "data", download: bool = False, standardize: bool = False) -> Dataset:
+def usps(*, root: str = "data", download: bool = False, standardize: Standardize = False) -> Dataset:
     """Load USPS, 7,291 + 2,007 handwritten digits, from `root`/usps.bz2 and `root`/usps.t.bz2, torchvision's files.
 
     Args:
         root: folder of data sets.
         download: download missing files with torchvision.
-        standardize: standardise with statistics of the training part.
+        standardize: standardise each channel with statistics of the training part, or each pixel: per_pixel.
 
     Returns:
         x [9298, 1, 16, 16] uint8, 10 classes.
@@ -81,13 +81,13 @@ def usps(*, root: str = "data", download: bool = False, standardize: bool = Fals
     return finished(_load("usps", "USPS", root, ["usps.bz2", "usps.t.bz2"], 10, download), standardize)
 
 
-def svhn(*, root: str = "data", download: bool = False, standardize: bool = False) -> Dataset:
+def svhn(*, root: str = "data", download: bool = False, standardize: Standardize = False) -> Dataset:
     """Load SVHN, 73,257 + 26,032 house numbers, from `root`/train_32x32.mat and `root`/test_32x32.mat.
 
     Args:
         root: folder of data sets.
         download: download missing files (246 MB) with torchvision.
-        standardize: standardise each channel with statistics of the training part.
+        standardize: standardise each channel with statistics of the training part, or each pixel: per_pixel.
 
     Returns:
         x [99289, 3, 32, 32] uint8, 10 classes.
@@ -96,13 +96,13 @@ def svhn(*, root: str = "data", download: bool = False, standardize: bool = Fals
     return finished(_load("svhn", "SVHN", root, files, 10, download), standardize)
 
 
-def cifar10(*, root: str = "data", download: bool = False, standardize: bool = False) -> Dataset:
+def cifar10(*, root: str = "data", download: bool = False, standardize: Standardize = False) -> Dataset:
     """Load CIFAR-10 from `root`/cifar-10-batches-py, torchvision's folder, or else from `root`/cifar10.npz.
 
     Args:
         root: folder of data sets.
         download: download missing files (170 MB) with torchvision.
-        standardize: standardise each channel with statistics of the training part.
+        standardize: standardise each channel with statistics of the training part, or each pixel: per_pixel.
 
     Returns:
         x [60000, 3, 32, 32] uint8, 10 classes.
@@ -114,14 +114,16 @@ def cifar10(*, root: str = "data", download: bool = False, standardize: bool = F
     return finished(_load("cifar10", "CIFAR10", root, files, 10, download, f" (or {packed})"), standardize)
 
 
-def cifar100(*, root: str = "data", download: bool = False, coarse: bool = False, standardize: bool = False) -> Dataset:
+def cifar100(
+    *, root: str = "data", download: bool = False, coarse: bool = False, standardize: Standardize = False
+) -> Dataset:
     """Load CIFAR-100 from `root`/cifar-100-python, torchvision's folder.
 
     Args:
         root: folder of data sets.
         download: download missing files (169 MB) with torchvision.
         coarse: use the 20 superclasses instead of the 100 classes.
-        standardize: standardise each channel with statistics of the training part.
+        standardize: standardise each channel with statistics of the training part, or each pixel: per_pixel.
 
     Returns:
         x [60000, 3, 32, 32] uint8, 100 classes (or 20).

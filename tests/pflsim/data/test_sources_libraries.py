@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.io
+import torch
 import torchvision.datasets
 from support import refusing
 
+from pflsim.data.federated import Examples
 from pflsim.data.sources import scikit_learn
 from pflsim.data.sources.torchvision_sets import cifar10, cifar100, emnist, fashion_mnist, mnist, svhn, usps
 from pflsim.errors import SettingsError
@@ -187,6 +189,11 @@ def test_cifar10_from_its_batches(tmp_path):
     assert np.array_equal(data.x[2, 1].ravel(), rows(2, 2)[0, 1024:2048])
     train = data.x[:10] / 255.0
     assert data.mean == pytest.approx(train.mean((0, 2, 3))) and data.std == pytest.approx(train.std((0, 2, 3)))
+    pixels = cifar10(root=str(tmp_path), standardize="per_pixel")
+    mean, std = train.mean(axis=0), train.std(axis=0)
+    found, _ = Examples(torch.from_numpy(data.x), torch.zeros(13), 255.0, pixels.mean, pixels.std).batch(slice(None))
+    expected = (data.x / 255.0 - mean) / np.where(std > 0, std, 1)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_cifar10_from_an_npz(tmp_path):

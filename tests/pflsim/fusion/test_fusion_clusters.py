@@ -63,12 +63,16 @@ def test_cosines_stay_within_their_range_and_a_zero_vector_has_none() -> None:
 
 @pytest.mark.parametrize("clusters", range(1, 13))
 def test_ward_golden(clusters: int) -> None:
-    """The same parts as Ward's criterion gives on the vectors themselves, scaled to length 1."""
+    """The same parts as Ward's criterion gives on the vectors themselves, scaled to length 1, or on their angles."""
     vectors = np.random.default_rng(1).normal(size=(12, 4))
     directions = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    labels = ward_clusters(cosine_similarity(gram(vectors)), clusters)
+    similarity = cosine_similarity(gram(vectors))
+    labels = ward_clusters(similarity, clusters)
     assert as_parts(labels) == ward(directions, clusters)
     assert list(dict.fromkeys(labels.tolist())) == list(range(clusters)), "numbered by their first members"
+    angles = np.arccos(np.clip(directions @ directions.T, -1, 1))
+    np.fill_diagonal(angles, 0)
+    assert as_parts(ward_clusters(similarity, clusters, "angles")) == ward(angles, clusters)
 
 
 def test_ward_gives_as_many_clusters_as_asked_though_all_are_alike() -> None:

@@ -10,7 +10,7 @@ from pflsim.fusion.prototypes import fuse_prototypes
 from pflsim.messages import Prototypes
 
 
-@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+@pytest.mark.parametrize("weighting", ["samples", "uniform", "printed"])
 def test_class_by_class_over_those_who_hold_it(weighting: str) -> None:
     rng = np.random.default_rng(1)
     means, counts = rng.normal(size=(5, 4, 3)), rng.integers(0, 4, size=(5, 4))
@@ -22,9 +22,11 @@ def test_class_by_class_over_those_who_hold_it(weighting: str) -> None:
         total, weight = np.zeros(3), 0.0
         for i in range(5):
             if counts[i, j] > 0:
-                w = counts[i, j] if weighting == "samples" else 1
+                w = 1 if weighting == "uniform" else counts[i, j]
                 total, weight = total + w * means[i, j], weight + w
         assert int(fused.counts[j]) == counts[:, j].sum()
+        if weighting == "printed":  # 1/|ℵ_j| too (pFedPM eq. 7)
+            weight *= (counts[:, j] > 0).sum()
         if weight:
             np.testing.assert_allclose(fused.means[j].numpy(), total / weight, rtol=1e-12)
     assert torch.isfinite(fused.means).all()
