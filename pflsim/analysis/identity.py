@@ -1,0 +1,59 @@
+"""The colour, mark, and display name of every method, the same in all pictures and tables."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from functools import cache
+from hashlib import blake2b
+from importlib.resources import files
+
+MARKS = ("circle", "square", "diamond", "up", "down", "left", "right", "pentagon", "hexagon", "star", "plus", "cross")
+DASHES = ("solid", "dash", "dot", "dashdot")
+OWN = (("#384800", "#dcea92"), ("#596a18", "#aebe68"), ("#80903e", "#839340"))
+"""Colours, on light and on dark pages, of methods that `identity.csv` does not list."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """How a method is shown.
+
+    Args:
+        name: the method's name in the settings.
+        display: its name for readers.
+        family: methods of one hue: reference, global, fusion, prototype, proximal, split, cluster, or own.
+        light, dark: colour on a light and on a dark page, #rrggbb.
+        mark: shape of its points. No two listed methods have the same colour and mark.
+        dash: line style where several methods share one axis.
+    """
+
+    name: str
+    display: str
+    family: str
+    light: str
+    dark: str
+    mark: str
+    dash: str
+
+
+@cache
+def listed_identities() -> dict[str, Identity]:
+    """Return the rows of `identity.csv` by name. New methods are appended; no row changes."""
+    text = (files("pflsim.analysis") / "identity.csv").read_text(encoding="utf-8")
+    return {row["name"]: Identity(**row) for row in csv.DictReader(text.splitlines())}
+
+
+def identity(method: str) -> Identity:
+    """Return the identity of a method; of one that is not listed, from a hash of its name alone.
+
+    Args:
+        method: the name in the settings, as `fedrep`, `ditto+fedadam`, or `mine.fedpac.FedPAC`.
+    """
+    known = listed_identities()
+    if found := known.get(method):
+        return found
+    number = int.from_bytes(blake2b(method.encode(), digest_size=8).digest(), "big")
+    light, dark = OWN[number % len(OWN)]
+    parts = (known[part].display if part in known else part.rpartition(".")[2] for part in method.split("+"))
+    mark, dash = MARKS[number // len(OWN) % len(MARKS)], DASHES[number % len(OWN)]
+    return Identity(method, "+".join(parts), "own", light, dark, mark, dash)
