@@ -27,7 +27,7 @@ from pflsim.messages import Message, Uplink
 from pflsim.params import NET, NOTHING, Selector, UnitKind, load, snapshot, units
 from pflsim.servers.base import Federation
 from pflsim.tasks.task import Criterion
-from pflsim.types import ClientInfo, Tensors, Unit
+from pflsim.types import ClientInfo, ModelKind, Tensors, Unit
 
 Batch = tuple[Tensor, Tensor]
 """Inputs [B, ...] and targets: classes [B], or values or labels [B, T]."""
@@ -302,11 +302,12 @@ class ClientModule(LightningModule):
             self._anchors = [module for module in self.modules() if isinstance(module, Anchor)]
         return self._anchors
 
-    def recalibrate(self, examples: Examples, batch_size: int = 256) -> None:
+    def recalibrate(self, examples: Examples, model: ModelKind = "personal", batch_size: int = 256) -> None:
         """With `buffers=recalibrate`, measure the running statistics of batch normalisation again.
 
         Args:
             examples: the training examples, for one pass.
+            model: which model predicts next, if they share a net.
             batch_size: most examples per forward pass.
         """
         n = len(examples)

@@ -109,13 +109,11 @@ def prepare(settings: Settings, trial: bool = True) -> PreparedRun:
 def _set_optimizer(rule: ServerRule[Any], module: ClientModule, settings: Settings) -> None:
     """Give a rule the server optimiser of the run, or refuse it."""
     if isinstance(rule, MeanRule):
-        rule.optimizer, rule.parameters = settings.server_optimizer, module.shared_parameters()
+        rule.optimizer = settings.server_optimizer
+        rule.parameters = [name for name in module.shared_parameters() if module.get_parameter(name).requires_grad]
     elif (name := settings.server_optimizer.name) != "none":
         method = component_name(settings, "method").removesuffix(f"+{name}")
-        raise SettingsError(
-            f"server_optimizer={name} moves a mean of the clients' models, which the server of method={method} does "
-            "not take; leave it out"
-        )
+        raise SettingsError(f"server_optimizer={name}: the server of method={method} takes no optimiser; leave it out")
 
 
 def _meta(

@@ -259,7 +259,7 @@ class ClientHost:
             if request.model == "global":
                 assert message is not None
                 load(self.module, self._uploaded(message).weights)
-                self.module.recalibrate(own.train)
+                self.module.recalibrate(own.train, "global")
             else:
                 if request.phase == "received":
                     self._receive(own, message, request.joining)

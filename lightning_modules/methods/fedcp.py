@@ -19,6 +19,7 @@ from lightning_modules.phases import Phase, Schedule
 from lightning_modules.training import Training
 from pflsim.config.validate import non_negative
 from pflsim.data.federated import Shard
+from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink
 from pflsim.params import HEAD, Selector
 
@@ -49,7 +50,9 @@ class FedCP(ClientModule):
     def __init__(self, net: Net, training: Training, *, lam: float = 5.0, gumbel: bool = False):
         super().__init__(net, training)
         self.lam, self.gumbel, self.lockstep = non_negative("method.lam", lam), gumbel, not gumbel
-        width = net.feature_width
+        width, first = net.feature_width, next((m for m in net.head.modules() if isinstance(m, nn.Linear)), None)
+        if first is None or first.in_features != width:
+            raise SettingsError("method=fedcp needs a head that begins with a linear layer, of which v is computed")
         self.policy = nn.Sequential(nn.Linear(width, 2 * width), nn.LayerNorm(2 * width), nn.ReLU())
         self.global_head = deepcopy(net.head).requires_grad_(False)
         self.received = Anchor()

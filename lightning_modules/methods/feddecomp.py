@@ -15,7 +15,9 @@ from lightning_modules.nets.net import Net
 from lightning_modules.phases import Phase, Schedule
 from lightning_modules.training import Training
 from pflsim.config.validate import non_negative
+from pflsim.data.federated import Examples
 from pflsim.params import Selector
+from pflsim.types import ModelKind
 
 Rank = Annotated[float, Gt(0), Le(1)]
 """The type of a rank as a share of a layer's width."""
@@ -97,6 +99,16 @@ class FedDecomp(ClientModule):
     def predict(self, inputs: Tensor) -> Tensor:
         """Return scores of σ + τ_i."""
         return functional_call(self.net, self.weights(), (inputs,))
+
+    def recalibrate(self, examples: Examples, model: ModelKind = "personal", batch_size: int = 256) -> None:
+        """With `buffers=recalibrate`, measure the running statistics of σ + τ_i, or of σ for the global model."""
+        shared, weights = dict(self.net.named_parameters()), self.weights() if model == "personal" else {}
+        kept = {name: shared[name].data for name in weights}
+        for name, value in weights.items():
+            shared[name].data = value.detach()
+        super().recalibrate(examples, model, batch_size)
+        for name, value in kept.items():
+            shared[name].data = value
 
     def predict_global(self, inputs: Tensor) -> Tensor:
         """Return scores of σ."""

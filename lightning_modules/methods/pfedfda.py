@@ -18,7 +18,7 @@ from lightning_modules.nets.net import Net, evaluating
 from lightning_modules.phases import Phase, Schedule
 from lightning_modules.prototypes import all_features, class_sums
 from lightning_modules.training import Training
-from pflsim.config.validate import at_least_one, non_negative
+from pflsim.config.validate import at_least_one, positive
 from pflsim.data.federated import Shard
 from pflsim.messages import Message, Uplink
 from pflsim.params import BODY, snapshot
@@ -69,7 +69,7 @@ class PFedFDA(ClientModule):
     ):
         super().__init__(net, training)
         self.min_count = at_least_one("method.min_count", min_count)
-        self.cov_ridge = non_negative("method.cov_ridge", cov_ridge)
+        self.cov_ridge = positive("method.cov_ridge", cov_ridge)
         self.received = Anchor()
         self.register_buffer("weight", torch.zeros(net.num_classes, net.feature_width))
         self.register_buffer("bias", torch.zeros(net.num_classes))
@@ -100,7 +100,9 @@ class PFedFDA(ClientModule):
 
     def predict(self, inputs: Tensor) -> Tensor:
         """Return log p(z, k) of each class k, up to a term that the classes share, [B, C]."""
-        return linear(self.net.body(inputs).flatten(1), self.weight, self.bias)
+        features = self.net.body(inputs).flatten(1).to(self.weight.dtype)
+        with torch.autocast(features.device.type, enabled=False):  # the weights are large
+            return linear(features, self.weight, self.bias)
 
     def reply(self, shard: Shard) -> Uplink:
         """Return body, μ and Σ."""

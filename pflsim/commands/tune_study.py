@@ -121,10 +121,7 @@ def _method(method: Method, names: Sequence[str], searched: Mapping[str, Any]) -
         raise SettingsError("split.validation=0: tune chooses by validation data; set split.validation above 0")
     if settings.ray_address and settings.executor == "inline":
         raise SettingsError(f"ray_address={settings.ray_address}: tune runs inline; add executor=ray")
-    block = composed(method.overrides, method.folders).search or {}
-    if not isinstance(block, Mapping):
-        raise SettingsError(f"search={written(block)} of {method.name}: expected a mapping of settings")
-    space = SHARED | {_of_method(key): node for key, node in block.items()}
+    space = {**SHARED, **composed(method.overrides, method.folders).search}
     for key, node in searched.items():
         owner = next((name for name in names if key.startswith(f"{name}.")), None)
         if owner in (None, method.name):

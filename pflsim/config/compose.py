@@ -8,7 +8,7 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy, deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -27,7 +27,7 @@ from yaml import MarkedYAMLError, YAMLError
 from pflsim.config import checks
 from pflsim.config.components import COMPONENTS, TARGET, bind, check_component, short_name, with_defaults
 from pflsim.config.help import groups_in
-from pflsim.config.names import FOLDER, nearest, shortened, unknown_key
+from pflsim.config.names import FOLDER, nearest, shortened, unknown_key, written
 from pflsim.config.settings import ServerOptimizer, Settings
 from pflsim.errors import SettingsError, reading
 
@@ -45,11 +45,11 @@ class Composition:
 
     Args:
         config: of the files and the command line, without defaults of Python; `${...}` is not resolved.
-        search: the space of the method that `pflsim tune` searches, as its file gives it.
+        search: the space that `pflsim tune` searches, by dotted key, of the files of method and server optimiser.
     """
 
     config: dict[str, Any]
-    search: Any = None
+    search: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _chosen_by_data(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,7 +130,12 @@ def composed(overrides: Sequence[str], folders: Sequence[Path]) -> Composition:
         content, choices = _compose(asked, folders, groups)
         _choose_clients(content, choices, chosen)
     content.pop(QUICK, None)
-    search = content["method"].pop("search", None) if isinstance(content["method"], dict) else None
+    search = dict[str, Any]()
+    for group in ("method", "server_optimizer"):
+        space = content[group].pop("search", None) if isinstance(content[group], dict) else None
+        if not isinstance(space, dict | None):
+            raise SettingsError(f"search={written(space)} of {choices[group]}: expected a mapping of settings")
+        search |= {f"{group}.{key}": node for key, node in (space or {}).items()}
     if "names" in content:
         raise SettingsError(unknown_key("names", []))
     names = {group: choices[group] for group in sorted(choices) if not group.startswith("hydra/") and choices[group]}
@@ -234,8 +239,11 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     """
     loader = GlobalHydra.instance().config_loader()
     parser = OverridesParser.create(config_loader=loader)
-    found = []
-    for text in overrides:
+    found, texts = [], list[str]()
+    for text in overrides:  # a method with a server optimiser, named as in records
+        both = re.fullmatch(r"method=([\w.]+)\+(\w+)", text)
+        texts += [f"method={both[1]}", f"server_optimizer={both[2]}"] if both else [text]
+    for text in texts:
         form = f"{shortened(text)} is not of the form KEY=VALUE or GROUP=NAME"
         text = re.sub(r"^optimizer=(?=\w+\.)", "optimizer.name=", text)  # a class of torch or one's own
         key, equals, value = text.partition("=")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pflsim.fusion.masks import from_bits, mean_of_sharers
 from pflsim.fusion.means import column, uniform_mean
@@ -18,7 +19,8 @@ class FedSelect(FedAvg):
 
     Notes:
         The mean is uniform, as in the authors' program. An entry that no client of the round shares keeps its value. A
-        client that does not report does not count. A round without uplinks keeps the model.
+        client that does not report does not count. A round without uplinks keeps the model. A server optimiser moves
+        only entries whose mean differs from their value.
     """
 
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
@@ -33,3 +35,9 @@ class FedSelect(FedAvg):
             else:
                 weights[key] = uniform_mean(column(sent, key))
         return State(weights)
+
+    def stepped(self, before: State, after: State) -> State:
+        """Move the entries that clients share by the server optimiser's step."""
+        moved, old = super().stepped(before, after), before.weights
+        kept = {key: value.where(after.weights[key] != old[key], old[key]) for key, value in moved.weights.items()}
+        return replace(moved, weights=kept)

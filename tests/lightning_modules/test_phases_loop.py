@@ -251,7 +251,7 @@ def test_recalibrate_measures_all_examples_alike(n: int, batch_size: int) -> Non
     data = examples(n)
     data = Examples(data.x[data.x[:, 0].argsort()] + torch.tensor([5.0, 0, 0]), data.y)
     before = values(module)
-    module.recalibrate(data, batch_size)
+    module.recalibrate(data, batch_size=batch_size)
     norm = module.net.body
     assert not module.training and not norm.training and norm.momentum == 0.1
     torch.testing.assert_close(norm.running_mean, data.x.mean(0), rtol=0.02, atol=0.05)

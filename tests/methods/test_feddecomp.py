@@ -15,7 +15,7 @@ from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.feddecomp import FedDecomp
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
-from pflsim.engine.execution import TrainTask
+from pflsim.engine.execution import EvalRequest, TrainTask
 from pflsim.servers.fedavg import FedAvg as Mean
 from pflsim.servers.feddecomp import FedDecomp as Server
 
@@ -93,6 +93,19 @@ def test_what_each_phase_moves() -> None:
     assert statistics <= moved["personal"] & moved["shared"]
     assert not any(name.startswith("a.") for name in seen[0][1])
     assert any(name.startswith("a.") for name in seen[1][1])
+
+
+@pytest.mark.parametrize("model", ["personal", "global"])
+def test_statistics_of_the_weights_that_predict(model: Any) -> None:
+    """With buffers=recalibrate, batch normalisation sees the inputs that it has in predictions."""
+    executor = feddecomp(training=Training(lr=LR, batch_size=5, buffers="recalibrate"), model=normed).inline()
+    rounds(executor, 3, 4)
+    message = executor.downlink(executor.send([0]).downlinks[0])
+    with executor.host.module_for(EvalRequest(model, "received", (0,), ("test",), 3), 0, message) as module:
+        weights = module.weights() if model == "personal" else dict(module.net.named_parameters())
+        x = executor.host.shards[0].train.batch(slice(None))[0].flatten(1)
+        expected = (x @ weights["body.1.weight"].T + weights["body.1.bias"]).mean(0)
+        torch.testing.assert_close(module.net.body[2].running_mean, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("model", [None, normed, BATCH_NORM], ids=["mlp", "batch_norm", "cnn"])

@@ -83,12 +83,12 @@ def weights_by_hand(p: np.ndarray) -> np.ndarray:
 
 
 def test_three_rounds_by_hand() -> None:
-    """Round 1 has two classes and client 0 alone; later the own mean stands for the third class. One is absent last."""
+    """Client 0 alone has two of three classes: in round 2 the own mean stands for the third, in round 4 it stays."""
     with started(fedpac(lam=LAM, head_lr=HEAD_LR)) as executor:
         common = values(states(executor)[0])
         heads = [common[2:]] * 4
         means: dict[int, np.ndarray] = {}
-        for t, cohort in ((1, (0,)), (2, ALL), (3, (1, 2, 3))):
+        for t, cohort in ((1, (0,)), (2, ALL), (3, (1, 2, 3)), (4, (0,))):
             trained = executor.run(TrainTask(t), executor.send(cohort))
             sent = uplinks_of(executor, trained)
             executor.fuse(trained)

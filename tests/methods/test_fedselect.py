@@ -20,6 +20,7 @@ from lightning_modules.methods.fedselect import FedSelect
 from lightning_modules.methods.local import Local
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
+from pflsim.config.settings import ServerOptimizer
 from pflsim.engine.execution import TrainTask
 from pflsim.servers.fedavg import FedAvg as Mean
 from pflsim.servers.fedselect import FedSelect as Server
@@ -183,6 +184,23 @@ def test_equal_clients_stay_equal() -> None:
         mask = masks(found[0]).get(key.replace(".", "/"), torch.zeros(mean.shape))
         for state in found.values():
             assert torch.allclose(state[key][mask == 0], mean[mask == 0], atol=1e-6)
+
+
+def test_a_server_optimiser_moves_what_is_shared() -> None:
+    """Momentum of earlier rounds does not move entries that all clients keep for themselves."""
+    made = fedselect(Training(lr=0.2, batch_size=4, local_epochs=2), p=0.5, alpha=1.0)
+    made.rule.optimizer, made.rule.parameters = ServerOptimizer("fedavgm"), made.factory.build().shared_parameters()
+    with started(made) as executor:
+        found = 0
+        for t in range(1, 5):
+            before, private = executor.server.state.weights, [masks(state) for state in states(executor).values()]
+            executor.fuse(executor.run(TrainTask(t), executor.send(ALL)))
+            for key, value in executor.server.state.weights.items():
+                kept = [own[key.replace(".", "/")] for own in private if key.replace(".", "/") in own]
+                alone = torch.stack(kept).bool().all(0) if kept else torch.zeros(value.shape, dtype=torch.bool)
+                assert torch.equal(value[alone], before[key][alone]) and bool((value != before[key])[~alone].any())
+                found += int(alone.sum())
+        assert found > 20
 
 
 def test_running_statistics_stay_on_the_clients() -> None:

@@ -140,7 +140,7 @@ l2gd: lam=-1 p=1 p=-0.1 p=nan
 moon: mu=-0.1 temperature=0
 per_fedavg: alpha=-0.1 delta=0 delta=9e-7
 pfedcfr: r=3 r=-1 r=1.5 r=tail
-pfedfda: min_count=0 cov_ridge=-1
+pfedfda: min_count=0 cov_ridge=0
 pfedhn: embedding=0 hidden=[5,0] hn_lr=-1 hn_lr=nan hn_momentum=-0.5 hn_momentum=1 hn_weight_decay=-0.1
 pfedla: k=3 k=-1 hn_lr=-0.1 hn_lr=nan embedding=0 hidden=[5,0]
 pfedme: lam=0 lam=-1 lam=1e6 inner_steps=0 personal_lr=0 personal_lr=0.5 beta=0
