@@ -37,8 +37,9 @@ bench: .venv/.installed  ## how fast it is, into docs/performance.md: make bench
 soak: .venv/.installed  ## 300 rounds with processes killed at random, the result must be the same: make soak ARGS="--seed 1 --page"
 	$(BIN)/python -m benchmarks.soak $(ARGS)
 
-docs: .venv/.installed  ## writes docs/reference.md from signatures and docstrings
+docs: .venv/.installed  ## writes docs/reference.md from signatures and docstrings, and the site into docs/_build/html
 	$(BIN)/python docs/make_reference.py
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -d docs/_build/doctrees docs docs/_build/html
 
 check: .venv/.installed  ## style and types
 	$(BIN)/ruff check .
@@ -50,4 +51,4 @@ format: .venv/.installed
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist docs/_build docs/generated *.egg-info .pytest_cache .ruff_cache .hypothesis

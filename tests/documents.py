@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 FILE_BLOCK = re.compile(r"^`(mine/[\w/.]+)`:\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -40,7 +40,7 @@ def write_files(page: Path, folder: Path) -> None:
 def commands(page: Path) -> list[Command]:
     """Return every `python launch.py ...` and `make run ARGS="..."` of a page, in code blocks and in the text."""
     text = page.read_text(encoding="utf-8")
-    lines = [line for _, _, block in FENCE.findall(text) for line in block.replace("\\\n", " ").splitlines()]
+    lines = [line for _, _, block in FENCE.findall(text) for line in block.replace("\\\n", "").splitlines()]
     lines += re.findall(r"`([^`\n]+)`", FENCE.sub("", text))
     found = []
     for line in lines:

@@ -6,6 +6,8 @@ import ast
 import importlib
 import re
 import runpy
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,9 @@ import pytest
 import yaml
 from documents import FENCE, PAGES, ROOT, Command, commands, rows, write_files
 
+import pflsim
 from pflsim import cli
+from pflsim.analysis.identity import listed_identities
 from pflsim.config.checks import check
 from pflsim.config.components import resolve, settings_of, targets_of
 from pflsim.config.compose import CONFIGS, composed, composing, sweep, to_settings
@@ -22,9 +26,10 @@ from pflsim.config.names import written
 
 README = ROOT / "README.md"
 GUIDE = ROOT / "docs" / "guide.md"
-METHODS = sorted((ROOT / "docs" / "methods").glob("*.md"))
+OVERVIEW = ROOT / "docs" / "methods" / "index.md"
+METHODS = sorted({*OVERVIEW.parent.glob("*.md")} - {OVERVIEW})
 TOP = "pflsim|lightning_modules|ray_actors|configs|tests|docs|benchmarks"
-PLACE = re.compile(rf"^(?:{TOP})/[\w./-]*$|^[\w-]+\.(?:py|toml|txt)$|^Makefile$")
+PLACE = re.compile(rf"^(?:{TOP})/[\w./-]*$|^[\w-]+\.(?:py|toml|txt)$|^(?:Makefile|Dockerfile|CONTRIBUTING\.md)$")
 FILE_NAMES = {p.name for folder in ("pflsim",) for p in (ROOT / folder).rglob("*.py")}
 COMMANDS = list({command.arguments: command for path in PAGES for command in commands(path)}.values())
 """Each command of the documentation once, however many pages have it."""
@@ -108,6 +113,20 @@ def test_the_reference_is_up_to_date() -> None:
 
 
 @pytest.mark.slow
+def test_the_site(tmp_path: Path) -> None:
+    """It builds without a network and without warnings, and the API page has every public function and class."""
+    options = ["--quiet", "--fail-on-warning", "-d", str(tmp_path / "doctrees")]
+    subprocess.run([sys.executable, "-m", "sphinx", *options, str(ROOT / "docs"), str(tmp_path)], cwd=ROOT, check=True)
+    listed = set(re.findall(r'id="pflsim\.(\w+)"', (tmp_path / "api.html").read_text(encoding="utf-8")))
+    assert set(pflsim.__all__) <= listed
+    assert {path.stem for path in METHODS} <= {path.stem for path in (tmp_path / "methods").glob("*.html")}
+    assert "<math" in (tmp_path / "add-a-method.html").read_text(encoding="utf-8")
+    assert "w<sub>i</sub>" in (tmp_path / "methods" / "fedavg.html").read_text(encoding="utf-8")
+    scripts = re.findall(r'<script[^>]* src="([^"]*)"', (tmp_path / "index.html").read_text(encoding="utf-8"))
+    assert scripts and not [source for source in scripts if source.startswith("http")]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
 def test_commands_compose(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every command is valid, of a sweep the first and the last run; nothing is run."""
@@ -157,9 +176,15 @@ def test_every_method_has_a_page() -> None:
     assert {p.stem for p in METHODS} == {p.stem for p in (ROOT / "configs" / "method").glob("*.yaml")}
 
 
-def test_the_table_of_methods() -> None:
-    """It has every method, the model that its class reports, and a paper for all but Local."""
-    listed = {re.findall(r"`([^`]+)`", cells[0])[0]: cells[2:] for cells in rows(README.read_text("utf-8"), "method")}
+def test_the_tables_of_methods() -> None:
+    """A table for each family, with the model that each method's class reports, and a paper for all but Local."""
+    sections = OVERVIEW.read_text(encoding="utf-8").split("\n## ")[1:]
+    tables = [{re.findall(r"`([^`]+)`", cells[0])[0]: cells[2:] for cells in rows(text, "method")} for text in sections]
+    families: dict[str, set[str]] = {}
+    for name, identity in listed_identities().items():
+        families.setdefault(identity.family, set()).add(name)
+    assert sorted(map(sorted, tables)) == sorted(map(sorted, families.values()))
+    listed = {name: cells for table in tables for name, cells in table.items()}
     known = {}
     for path in (ROOT / "configs" / "method").glob("*.yaml"):
         target = yaml.safe_load(path.read_text(encoding="utf-8"))["client"]["_target_"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -105,6 +106,26 @@ def test_commands_in_an_empty_folder(program: Path, tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "default" / "per_client.csv").read_bytes() == counts
     module = run(tmp_path, program.with_name("python"), "-m", "pflsim", "--help")
     assert module.replace("python -m pflsim", "pflsim") == run(tmp_path, program, "--help")
+
+
+@pytest.mark.xdist_group("wheel")
+def test_dockerfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its RUN commands install the program from what it copies; libraries are those of this environment."""
+    text, built = (ROOT / "Dockerfile").read_text(encoding="utf-8"), tmp_path / "pflsim"
+    built.mkdir()
+    for *sources, target in map(str.split, re.findall(r"^COPY (.*)$", text, re.MULTILINE)):
+        for source in sources:
+            run(ROOT, "cp", "-r", source, built / target)
+    python = new_environment(tmp_path / "installed")
+    monkeypatch.setenv("PATH", f"{python.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_NO_BUILD_ISOLATION", "0")  # pip reads this as --no-build-isolation
+    for name, value in re.findall(r"^ARG (\w+)=(.*)$", text, re.MULTILINE):
+        monkeypatch.setenv(name, value)
+    for command in re.findall(r"^RUN ((?:.*\\\n)*.*)$", text, re.MULTILINE):
+        run(built, "sh", "-ec", command)
+    (entry,) = re.findall(r'^ENTRYPOINT \["(.*)"\]$', text, re.MULTILINE)
+    assert "Usage:\n  pflsim " in run(tmp_path, python.with_name(entry), "--help")
 
 
 @pytest.mark.parametrize(

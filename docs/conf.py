@@ -1,0 +1,121 @@
+"""Settings of the documentation site: `make docs`."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import tomllib
+from contextlib import redirect_stdout, suppress
+from io import StringIO
+from pathlib import Path
+
+from docutils import nodes
+from latex2mathml.converter import convert
+from sphinx.application import Sphinx
+from sphinx.ext.napoleon.docstring import GoogleDocstring
+
+from pflsim.cli import ANALYSIS, main
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+project, release = PROJECT["name"], PROJECT["version"]
+author = copyright = PROJECT["authors"][0]["name"]
+
+# Sphinx reads below docs/ only. The help of every command is on docs/command-line.rst.
+GENERATED = HERE / "generated"
+GENERATED.mkdir(exist_ok=True)
+for notebook in (ROOT / "examples").glob("*.ipynb"):
+    shutil.copy2(notebook, GENERATED)
+sys.argv[0], os.environ["COLUMNS"] = "pflsim", "100"  # what the help calls the program, and its width
+for command in ("", *ANALYSIS):
+    with redirect_stdout(StringIO()) as said, suppress(SystemExit):
+        main([*command.split(), "--help"])
+    (GENERATED / f"{command or 'pflsim'}.txt").write_text(said.getvalue(), encoding="utf-8")
+
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx_copybutton"]
+exclude_patterns = ["_build"]
+myst_enable_extensions = ["alert", "colon_fence", "dollarmath"]
+myst_heading_anchors = 4
+highlight_language = "none"
+nb_execution_mode = "off"  # tests/test_wheel.py runs the notebooks
+
+default_role = "py:obj"  # docstrings have `names` in single backticks
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_default_options = {"members": True}
+python_maximum_signature_line_length = 88
+
+html_theme = "furo"
+html_title = "pflsim"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_math_renderer = "mathml"
+pygments_style, pygments_dark_style = "friendly", "monokai"
+html_theme_options = {
+    "source_repository": PROJECT["urls"]["Homepage"],
+    "source_branch": "main",
+    "source_directory": "docs/",
+}
+
+
+MARKUP = re.compile(r"`[^`]*`|^ *(?:>>>|\.\.\.).*$|([*|]|(?<=\w)_(?!\w))", re.MULTILINE)
+"""Code, examples, and (as group 1) characters that mean something in reStructuredText only."""
+
+
+def read_docstring(app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
+    """Make reStructuredText of a docstring in Google's style, in which |x|, *shape and end_ are plain text."""
+    text = MARKUP.sub(lambda found: f"\\{found[0]}" if found[1] else found[0], "\n".join(lines))
+    lines[:] = GoogleDocstring(text).lines()
+
+
+def list_methods(app: Sphinx, page: str, source: list[str]) -> None:
+    """Make the methods that methods/index.md links to its entries in the navigation, in the same order."""
+    if page == "methods/index":
+        names = re.findall(r"^\| \[[^]]+\]\((\w+)\.md\)", source[0], re.MULTILINE)
+        source[0] += "\n".join(["\n:::{toctree}", ":hidden:", "", *names, ":::"])
+
+
+SCRIPT = re.compile(
+    r"(?<=[^\W\d_]|[\u0300-\u036f∇Σ)\]])([_^])"
+    r"(\{[^}]*\}|\([^)]*\)|(?:[A-Za-z0-9α-ω]{1,3}|(?<![A-Za-z]{2}_)[a-z]{4,8})(?:,[a-z0-9])*(?![A-Za-z0-9α-ω_]))"
+)
+"""A subscript or superscript in the Unicode formulas of methods/: w_i, θ^t, Σ_{k∈G}, e^(−x)."""
+
+
+def scripted(text: str) -> list[nodes.Node]:
+    """Return a text with its subscripts and superscripts as nodes."""
+    plain, *rest = SCRIPT.split(text)
+    found: list[nodes.Node] = [nodes.Text(plain)]
+    for mark, body, after in zip(rest[::3], rest[1::3], rest[2::3], strict=True):
+        inner = scripted(body.strip("{}") if body[0] != "(" else body[1:-1])
+        found += [(nodes.subscript if mark == "_" else nodes.superscript)("", "", *inner), nodes.Text(after)]
+    return found
+
+
+def script_formulas(app: Sphinx, doctree: nodes.document) -> None:
+    """Set the subscripts and superscripts of methods' pages."""
+    if app.env.docname.startswith("methods/"):
+        for text in list(doctree.findall(nodes.Text)):
+            if not isinstance(text.parent, nodes.FixedTextElement | nodes.literal | nodes.math | nodes.raw):
+                text.parent.replace(text, scripted(str(text)))
+
+
+def setup(app: Sphinx) -> None:
+    """Write formulas as MathML, which browsers show without scripts or a network."""
+    app.connect("autodoc-process-docstring", read_docstring)
+    app.connect("source-read", list_methods)
+    app.connect("doctree-read", script_formulas)
+
+    def inline(translator, node: nodes.math) -> None:
+        translator.body.append(convert(node.astext()))
+        raise nodes.SkipNode
+
+    def display(translator, node: nodes.math_block) -> None:
+        translator.body.append(f'<div class="math">{convert(node.astext(), display="block")}</div>')
+        raise nodes.SkipNode
+
+    app.add_html_math_renderer("mathml", (inline, None), (display, None))
