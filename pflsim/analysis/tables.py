@@ -247,7 +247,7 @@ def untrained(comparison: Comparison) -> Iterator[str]:
             never.append(len(rates) - len(trained))
             others.append(sum(trained) / max(len(trained), 1))
         if any(never):
-            what = f"{span(sorted(never))} clients have not taken part up to that round"
+            what = f"clients that have not taken part up to that round: {span(sorted(never))}"
             mean = Spread(tuple(others)).mean
             yield f"{row.group.label}: {what}; without them, the {comparison.primary} is {mean:.3f}"
 
