@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from torch import nn
 
     from pflsim.analysis.runs import Run, Runs
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from pflsim.data.sources.frames import Table as Table
 
 __all__ = [
-    "Table", "compare", "export", "load", "load_model", "partition", "report", "resume", "run", "sweep", "tune",
+    "Table", "compare", "export", "figures", "load", "load_model", "partition", "report", "resume", "run", "sweep",
+    "tune",
 ]  # fmt: skip
 
 
@@ -313,6 +315,37 @@ def compare(
     from pflsim.analysis.tables import Comparisons
 
     return Comparisons(compare_sets(_runs(runs), reference, choice=cast(Any, at), target=target))
+
+
+def figures(
+    runs: str | Path | Run | Iterable[Run],
+    style: Literal["icml", "neurips", "ieee", "thesis"] = "icml",
+    *,
+    only: Iterable[str] | None = None,
+    reference: str | None = None,
+    at: str | None = None,
+) -> dict[str, Figure]:
+    """Draw figures for a paper: width of a column, font sizes and embedded fonts of a template.
+
+    Args:
+        runs: the runs, or their folder.
+        style: the template.
+        only: some of `forest` (differences to the reference), `curves`, `clients` (gains and losses) and `cost`
+            (bytes and the primary metric); None: all.
+        reference: see `compare`.
+        at: see `compare`.
+
+    Returns:
+        The figures by name; with several sets of comparable runs, `forest-1`, `forest-2`, …
+
+    Raises:
+        SettingsError: there is no such figure or reference, or there is nothing to draw.
+    """
+    from pflsim.analysis.comparison import compare_sets
+    from pflsim.analysis.figures import all_figures
+
+    compared = compare_sets(_runs(runs), reference, choice=cast(Any, at))
+    return {name: figure for name, (figure, _) in all_figures(compared, style, only).items()}
 
 
 def report(runs: str | Path | Run | Iterable[Run], out: str | Path | None = None) -> Path:

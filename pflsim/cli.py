@@ -32,6 +32,7 @@ PARTITION = "partition"
 ANALYSIS = {
     "compare": "pflsim.analysis.compare",
     "report": "pflsim.analysis.report",
+    "figures": "pflsim.analysis.figures",
     "export": "lightning_modules.export",
     "check-method": "lightning_modules.contract.command",
     "submit": "ray_actors.submit",

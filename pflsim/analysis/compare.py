@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.console import Console
+
 from pflsim.config.names import program
 from pflsim.errors import SettingsError
 from pflsim.terminal.exit_status import command_parser, exit_status
@@ -68,7 +70,7 @@ def _compare(options: argparse.Namespace) -> None:
         options.out.write_text(render(found, kind) + "\n", encoding="utf-8")
         print(f"written to {options.out}")
     else:
-        print(render(found, kind), flush=True)
+        print(render(found, kind, Console()), flush=True)
     if options.curves:
         draw(found[0], options.curves, options.against or "rounds")
         print(f"curves in {options.curves}", file=sys.stderr)
@@ -89,6 +91,8 @@ def print_comparisons(folders: Sequence[Path]) -> None:
         return
     try:
         found = compare_sets(map(read_run, complete))
-        print(f"\n{render(found, 'text')}\n\nmore formats and curves: {program()} compare --help", flush=True)
+        print(
+            f"\n{render(found, 'text', Console())}\n\nmore formats and curves: {program()} compare --help", flush=True
+        )
     except (SettingsError, ValueError, KeyError, TypeError) as error:
         print(f"the runs could not be compared: {str(error).partition(chr(10))[0]}", file=sys.stderr, flush=True)

@@ -44,18 +44,23 @@ def of_test(figure: str = "mean") -> Measure:
     return measure
 
 
+def seed_points(group: Group, against: Against, measure: Measure) -> np.ndarray:
+    """Return x and y of every run at the rounds that all runs of a group have, [runs, rounds, 2]."""
+    by_run = [_points(run, against, measure) for run in group.runs]
+    rounds = sorted(set.intersection(*map(set, by_run)))
+    if len(rounds) > MAX_POINTS:
+        rounds = [rounds[n] for n in np.linspace(0, len(rounds) - 1, MAX_POINTS).round().astype(int)]
+    return np.array([[found[number] for number in rounds] for found in by_run]).reshape(len(by_run), -1, 2)
+
+
 def curve(group: Group, against: Against, measure: Measure) -> Curve:
     """Return the curve of a group (`BAND`), at the rounds that all runs have.
 
     The x values are means over the seeds too: rounds, bytes of all clients in both directions, or wall seconds.
     """
-    by_run = [_points(run, against, measure) for run in group.runs]
-    rounds = sorted(set.intersection(*map(set, by_run)))
-    if len(rounds) > MAX_POINTS:
-        rounds = [rounds[n] for n in np.linspace(0, len(rounds) - 1, MAX_POINTS).round().astype(int)]
-    points = np.array([[found[number] for number in rounds] for found in by_run]).reshape(len(by_run), -1, 2)
+    points = seed_points(group, against, measure)
     x, y = points.mean(0).T  # [runs, rounds, 2] -> [rounds] each
-    if len(by_run) == 1:
+    if len(points) == 1:
         return Curve(group.label, x.tolist(), y.tolist())
     std = points[:, :, 1].std(0, ddof=1)
     return Curve(group.label, x.tolist(), y.tolist(), (y - std).tolist(), (y + std).tolist())

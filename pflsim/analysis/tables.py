@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
+from io import StringIO
 from itertools import groupby
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal
 
 import tabulate as tabulate_module
+from rich.console import Console
 from tabulate import LATEX_ESCAPE_RULES, tabulate
 
 from pflsim.analysis.comparison import Comparison, Row, Spread
 from pflsim.analysis.differences import Family
+from pflsim.analysis.forest import as_text, forest
 from pflsim.analysis.runs import incomplete, run_settings
 from pflsim.analysis.verdict import over_benchmarks
 from pflsim.config.names import listed, written
@@ -30,7 +34,9 @@ tabulate_module.MIN_PADDING = 0  # columns are as wide as their header
 Format = Literal["text", "markdown", "latex", "csv"]
 SUFFIXES: dict[str, Format] = {".txt": "text", ".md": "markdown", ".tex": "latex", ".csv": "csv"}
 GREEK = {"α": "alpha", "β": "beta", "λ": "lambda", "ρ": "rho"}
-LATEX = str.maketrans({"±": r"$\pm$", "–": "--", "—": "---", **{k: rf"$\{name}$" for k, name in GREEK.items()}})
+LATEX = str.maketrans(
+    {"±": r"$\pm$", "–": "--", "—": "---", "−": "$-$", **{k: rf"$\{name}$" for k, name in GREEK.items()}}
+)
 MODEL = "reported\nmodel"
 
 
@@ -38,7 +44,7 @@ MODEL = "reported\nmodel"
 class Table:
     """Cells with a title and a text above and notes below. The first column holds text, the others numbers.
 
-    A header may have several lines.
+    A header may have several lines. The plot is of text only.
     """
 
     title: str
@@ -46,6 +52,7 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...]
     text: str = ""
+    plot: str = ""
 
 
 def tables(comparison: Comparison) -> list[Table]:
@@ -259,11 +266,32 @@ def numbers(values: Sequence[int]) -> str:
     return ",".join(f"{s[0]}–{s[-1]}" if len(s) > 2 else ",".join(map(str, s)) for s in stretches)
 
 
-def render(comparisons: Sequence[Comparison], kind: Format) -> str:
-    """Return comparisons in one of the formats, without a final line break."""
+def render(comparisons: Sequence[Comparison], kind: Format, terminal: Console | None = None) -> str:
+    """Return comparisons in one of the formats, without a final line break.
+
+    Args:
+        comparisons: what to write.
+        kind: the format; text begins with a forest plot.
+        terminal: decides the width and the colours of text; None: 80 columns without colours.
+    """
     if kind == "csv":
         return as_csv([record for comparison in comparisons for record in records(comparison)])
-    return "\n\n\n".join(drawn(made, kind) for made in (*map(tables, comparisons), overview(comparisons)) if made)
+    made, screen = [tables(comparison) for comparison in comparisons], terminal or Console(width=80, file=StringIO())
+    if kind == "text":
+        plots = [forest_text(comparison, screen) for comparison in comparisons]
+        made = [[replace(first, plot=plot), *rest] for plot, (first, *rest) in zip(plots, made, strict=True)]
+    return "\n\n\n".join(drawn(each, kind, screen.width) for each in (*made, overview(comparisons)) if each)
+
+
+def forest_text(comparison: Comparison, terminal: Console) -> str:
+    """Return the forest plot of a comparison as characters for a terminal; "" if its groups cannot be compared."""
+    plot = forest(comparison)
+    if plot is None:
+        return ""
+    page = "light" if os.environ.get("COLORFGBG", "").endswith((";7", ";15")) else "dark"
+    with terminal.capture() as captured:
+        terminal.print(as_text(plot, terminal.width, page), soft_wrap=True, highlight=False)
+    return captured.get().rstrip("\n")
 
 
 def overview(comparisons: Sequence[Comparison]) -> list[Table]:
@@ -282,14 +310,15 @@ def overview(comparisons: Sequence[Comparison]) -> list[Table]:
     return [Table("Differences on each benchmark", headers, tuple(rows), tuple(notes), text)]
 
 
-def drawn(made: Sequence[Table], kind: Format) -> str:
-    """Return tables below each other."""
-    return "\n\n".join({"text": _text, "markdown": _markdown, "latex": _latex}[kind](table) for table in made)
+def drawn(made: Sequence[Table], kind: Format, width: int = WIDTH) -> str:
+    """Return tables below each other; the sentences above a table of text have at most `width` columns."""
+    formats = {"text": lambda table: _text(table, min(width, WIDTH)), "markdown": _markdown, "latex": _latex}
+    return "\n\n".join(map(formats[kind], made))
 
 
-def _text(table: Table) -> str:
-    text = [fill(table.text, WIDTH), ""] * bool(table.text)
-    return "\n".join([table.title, "", *text, _grid(table, "simple"), "", *table.notes])
+def _text(table: Table, width: int) -> str:
+    above = [line for part in (table.plot, fill(table.text, width)) if part for line in (part, "")]
+    return "\n".join([table.title, "", *above, _grid(table, "simple"), "", *table.notes])
 
 
 def _markdown(table: Table) -> str:

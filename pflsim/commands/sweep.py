@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pflsim.config.checks import check_sweep
 from pflsim.config.components import names_client_only
@@ -16,6 +16,10 @@ from pflsim.config.compose import Composition, run_settings, to_settings
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
+from pflsim.terminal.status import watching, write_status
+
+if TYPE_CHECKING:
+    from pflsim.terminal.sweep_table import SweepTable
 
 LIGHT = "lightning_modules.light"
 """Module that imports Lightning without packages that no run needs."""
@@ -59,23 +63,37 @@ def run_all(
             print(line, end="", flush=True)
         for settings in runs if varying else ():
             settings.names["sweep"] = ",".join(varying)
+        from pflsim.terminal.result import result_line  # imports torch
+        from pflsim.terminal.sweep_table import SweepTable
+
         parallel = parallel_runs(runs) if own_process else 1
-        if parallel > 1:
-            _run_in_processes(names, runs, parallel, done, failed)
-        for name, settings in zip(names, runs, strict=True) if parallel == 1 else ():
-            if len(runs) > 1 and settings.progress != "none":
-                print(name, flush=True)
-            try:
-                done.append(runner.run(settings, callbacks))
-            except (SettingsError, RunError) as error:
-                if len(runs) == 1 or isinstance(error, Stopped):
-                    raise
-                if str(error) not in said:
-                    print(f"error: {error}", file=sys.stderr)
-                said.add(str(error))
-                failed.append(name)
+        with SweepTable(_short_names(jobs), len(runs) > 1 and runs[0].progress in ("auto", "live")) as table:
+            if parallel > 1:
+                _run_in_processes(names, runs, parallel, done, failed, table)
+            for number, (name, settings) in enumerate(zip(names, runs, strict=True)) if parallel == 1 else ():
+                if len(runs) > 1 and settings.progress != "none" and not table.shown:
+                    print(name, flush=True)
+                try:
+                    with table.running(number):
+                        done.append(runner.run(settings, callbacks))
+                    if table.shown:
+                        print(f"{name}: {result_line(done[-1])}", flush=True)
+                except (SettingsError, RunError) as error:
+                    if len(runs) == 1 or isinstance(error, Stopped):
+                        raise
+                    if str(error) not in said:
+                        print(f"error: {error}", file=sys.stderr)
+                    said.add(str(error))
+                    failed.append(name)
+                table.ended(number, failed=name in failed)
     if failed:
         raise RunError(f"{len(failed)} of {len(runs)} runs failed:\n" + "\n".join(failed))
+
+
+def _short_names(jobs: Sequence[Sequence[str]]) -> list[str]:
+    """Return what differs between the runs: `ditto seed=0`; the method without its key."""
+    varying = [n for n, values in enumerate(zip(*jobs, strict=True)) if len({*values}) > 1]
+    return [" ".join(job[n].removeprefix("method=") for n in varying) for job in jobs]
 
 
 def _of_all(settings: Callable[[Composition], T], configs: Sequence[Composition], names: Sequence[str]) -> list[T]:
@@ -110,7 +128,12 @@ def parallel_runs(runs: Sequence[Settings]) -> int:
 
 
 def _run_in_processes(
-    names: Sequence[str], runs: Sequence[Settings], parallel: int, done: list[Path], failed: list[str]
+    names: Sequence[str],
+    runs: Sequence[Settings],
+    parallel: int,
+    done: list[Path],
+    failed: list[str],
+    table: SweepTable,
 ) -> None:
     """Run each run in a process of its own, several at once, and print a line when one ends."""
     from pflsim.terminal.processes import in_processes
@@ -119,7 +142,8 @@ def _run_in_processes(
     said = set[str]()
     about = f"{len(runs)} runs, {parallel} at the same time (sweep.parallel)"
     print(f"{about}; each prints a line when it ends", flush=True)
-    for one in in_processes([partial(run_alone, run) for run in runs], parallel):
+    for one in in_processes([partial(run_alone, run, table.path(n)) for n, run in enumerate(runs)], parallel):
+        table.ended(one.number, failed=one.result is None)
         if one.result is not None:
             done.append(one.result)
             print(f"{names[one.number]}: {result_line(one.result)}", flush=True)
@@ -132,8 +156,14 @@ def _run_in_processes(
         said.add(one.errors)
 
 
-def run_alone(settings: Settings) -> Path:
-    """Run settings in a process that does nothing else, and return the run folder."""
+def run_alone(settings: Settings, status: Path | None = None) -> Path:
+    """Run settings in a process that does nothing else, and return the run folder.
+
+    Args:
+        settings: of the run.
+        status: a file for the status after each round, which the run then does not print; None: there is none.
+    """
+    watching.set(partial(write_status, status) if status else None)
     with new_runner(settings, own_process=True) as runner:
         return runner.run(settings)
 

@@ -27,6 +27,7 @@ Commands that run many experiments:
 Commands that read run folders:
   compare             print the results of several runs as a table, with differences and intervals
   report              write an HTML report of one or more runs
+  figures             draw figures for a paper, with LaTeX tables of their numbers
   export              write trained models as programs of torch.export and as safetensors
 
 Commands without a run:

@@ -20,8 +20,9 @@ from rich.text import Text
 from pflsim.records.evaluation import Scope
 from pflsim.records.history import RoundMetrics
 from pflsim.records.summary import RunMeta, Summary
-from pflsim.terminal.formats import NONE, WIDTH, format_bytes, format_seconds
+from pflsim.terminal.formats import NONE, WIDTH, flowed, format_bytes, format_seconds
 from pflsim.terminal.result import accuracy_table, headline, result_lines, resume_command, tensorboard_command
+from pflsim.terminal.status import Status, sparkline, watching
 from pflsim.types import ModelKind
 
 Progress = Literal["auto", "live", "plain", "quiet", "none"]
@@ -55,10 +56,12 @@ class IgnoreClosedPipe:
 class Console:
     """Prints a run's progress and result; colours and the live display need a terminal.
 
+    If the run is watched (`pflsim.terminal.status.watching`), it prints the command that resumes it, and nothing else.
+
     Args:
         meta: the run's description.
         stream: output stream; default: standard output.
-        width: number of columns; default: the terminal's, at most `WIDTH`.
+        width: number of columns; default: the terminal's, or `WIDTH` without one.
         progress: the setting `progress`.
         joined: whether the run uses a Ray cluster that was already running; memory is then the driver's only.
     """
@@ -75,14 +78,16 @@ class Console:
         self.memory_of = "driver process only" if joined else "all processes"
         self.stream = cast(TextIO, IgnoreClosedPipe(stream or sys.stdout))  # a closed terminal does not end the run
         self.terminal = self.stream.isatty()
-        columns = shutil.get_terminal_size((WIDTH, 24)).columns if self.terminal else WIDTH
-        self.width = min(width or columns, WIDTH)
+        self.width = width or (shutil.get_terminal_size((WIDTH, 24)).columns if self.terminal else WIDTH)
         self.progress = ("live" if self.terminal else "plain") if progress == "auto" else progress
+        self._watch = watching.get()
+        if self._watch:
+            self.progress = "none"
+        self.status = Status(meta.rounds, meta.measures.primary)
         self._round_seconds: list[float] = []
-        self._best: tuple[float, int, float] | None = None
+        self._best_score: float | None = None
+        self._memory_mb = 0.0
         self._round, self._phase, self._done, self._due = 0, "starting", 0, 0
-        self._left: float | None = None
-        self._lines: list[str] = []
         self._begun = self._since = time.monotonic()
         forced = self.terminal or progress == "live"
         self._rich = Rich(file=self.stream, width=self.width, force_terminal=forced, highlight=False)
@@ -99,6 +104,8 @@ class Console:
             kept_at: URL of the remote copy.
         """
         self._url = kept_at
+        if self._watch:
+            self._watch(self.status)
         if self.progress in ("quiet", "none"):
             return
         self._print(headline(self.meta))
@@ -113,9 +120,9 @@ class Console:
             self._live.start()
 
     def earlier(self, history: Sequence[RoundMetrics]) -> None:
-        """Add rounds of earlier sessions to the best accuracy so far, without printing them."""
+        """Add rounds of earlier sessions to the status, without printing them."""
         for metrics in history:
-            self._update_status(metrics, 0.0)
+            self._update(metrics)
 
     def waiting(self, what: str) -> None:
         """Show what the run waits for before its first round, e.g. "starting Ray"."""
@@ -141,10 +148,12 @@ class Console:
             memory_mb: memory of all processes in MB.
         """
         self._round_seconds.append(metrics.total_seconds)
+        self._memory_mb = memory_mb
+        self._update(metrics)
+        if self._watch:
+            self._watch(self.status)
         printed = self.progress == "plain"
         if self.progress == "live":
-            self._left = self._remaining(metrics.round)
-            self._update_status(metrics, memory_mb)
             due = self._last_line + max(self.meta.rounds // LIVE_LINES, 1)
             printed = metrics.round == self.meta.rounds or (metrics.round >= due and bool(metrics.evaluations))
         if printed:
@@ -163,7 +172,10 @@ class Console:
             folder: the run folder.
         """
         self.close()
+        resume = f"resume with  {resume_command(folder, self._url)}"
         if self.progress == "none":
+            if self._watch and not summary.complete:
+                self.stream.write(f"{resume}\n")  # above the table of the sweep, which rich itself would write over
             return
         self._print("")
         if not summary.complete:
@@ -177,23 +189,24 @@ class Console:
         self._print(f"run folder   {folder}{self._copy()}")
         self._print(f"curves       {tensorboard_command(folder)}")
         if not (summary.complete and summary.states_saved):
-            self._print(f"resume with  {resume_command(folder, self._url)}")
+            self._print(resume)
 
     def _copy(self) -> str:
         return f", remote copy {self._url}" if self._url else ""
 
     def line(self, metrics: RoundMetrics) -> str:
-        """Return a round's line, without loss and traffic if the terminal is too narrow for them."""
+        """Return a round's line; a narrow terminal lacks loss and traffic, and a narrower one the other model."""
         other: ModelKind = "global" if self.meta.reported_model == "personal" else "personal"
         head = f"round {metrics.round:>{len(str(self.meta.rounds))}}/{self.meta.rounds}"
         own, others = self._accuracy(metrics, self.meta.reported_model, worst=True), self._accuracy(metrics, other)
         loss = [f"{name} {value:.3f}" for name, value in list(metrics.losses.items())[:1]]
         up, down = metrics.traffic.up_bytes, metrics.traffic.down_bytes
-        took, left = f"{format_seconds(metrics.total_seconds):>5}", self._remaining(metrics.round)
+        took, left = f"{format_seconds(metrics.total_seconds):>5}", self.status.left
         eta = f"eta {format_seconds(left):<5}" if left else " " * 9
         traffic = f"up {format_bytes(up):<7}  down {format_bytes(down):<7}"
-        line = "  ".join((head, own, others, *loss, traffic, took, eta))
-        return (line if len(line) <= self.width else "  ".join((head, own, others, eta))).rstrip()
+        forms = (head, own, others, *loss, traffic, took, eta), (head, own, others, eta), (head, own, eta), (head, own)
+        lines = ["  ".join(form).rstrip() for form in forms]
+        return next((line for line in lines if len(line) <= self.width), lines[-1])
 
     def _accuracy(self, metrics: RoundMetrics, model: ModelKind, worst: bool = False) -> str:
         stats = metrics.evaluations.get(Scope(model, "test", self.meta.phase(model)))
@@ -202,41 +215,47 @@ class Console:
         missing = f" ({stats.primary.undefined} undefined)" if stats.primary.undefined else ""
         return f"{model} {stats.mean:.3f}{missing}" + (f" (worst {stats.primary.worst_decile:.2f})" if worst else "")
 
-    def _update_status(self, metrics: RoundMetrics, memory_mb: float) -> None:
-        """Set the lines below the progress bar: accuracy and best accuracy, traffic, memory, and time."""
+    def _update(self, metrics: RoundMetrics) -> None:
+        """Add a round to the status."""
+        status, recent = self.status, self._round_seconds[-10:]
+        status.round, status.seconds = metrics.round, sum(recent) / len(recent) if recent else None
+        status.up, status.down = metrics.traffic_total.up_bytes, metrics.traffic_total.down_bytes
         stats = metrics.evaluations.get(self.meta.reported)
-        if stats is not None:
-            score = metrics.evaluations.get(self.meta.reported._replace(split="val"), stats)
-            if self._best is None or score.score > self._best[0]:
-                self._best = score.score, metrics.round, stats.mean
-            chosen = "by validation" if score is not stats else "on test data (oracle)"
-            now = f"{self.meta.reported_model} {self.meta.measures.primary} {stats.mean:.3f}, worst decile"
-            best = f"best so far {chosen} {self._best[2]:.3f} in round {self._best[1]}"
-            self._lines = [f"round {metrics.round}: {now} {stats.primary.worst_decile:.3f}; {best}"]
-        up, down = format_bytes(metrics.traffic_total.up_bytes), format_bytes(metrics.traffic_total.down_bytes)
-        memory = f"memory {format_bytes(memory_mb * 1e6)}, " if memory_mb else ""
-        took = f"last round {format_seconds(metrics.total_seconds)}"
-        self._lines = [*self._lines[:1], f"total traffic up {up}, down {down}; {memory}{took}"]
-
-    def _remaining(self, round_number: int) -> float | None:
-        """Return the estimated seconds to the end, from the last ten rounds."""
-        left, recent = self.meta.rounds - round_number, self._round_seconds[-10:]
-        return max(left, 0) * sum(recent) / len(recent) if recent else None
+        if stats is None:
+            return
+        status.values.append(stats.mean)
+        status.worst = stats.primary.worst_decile
+        score = metrics.evaluations.get(self.meta.reported._replace(split="val"), stats)
+        status.by_validation = score is not stats
+        if self._best_score is None or score.score > self._best_score:
+            self._best_score, status.best, status.best_round = score.score, stats.mean, metrics.round
 
     def _print(self, text: str) -> None:
         self._rich.print(text, markup=False, emoji=False, soft_wrap=True)
 
     def _shown(self) -> Group:
         """Return the live display."""
-        now, rounds = time.monotonic(), self.meta.rounds
+        now, rounds, status = time.monotonic(), self.meta.rounds, self.status
         share = self._done / self._due if self._due and self._phase == "train" else 0.0
         phase = self._phase + (f" {self._done} of {self._due} clients" if self._due else "")
-        elapsed = f"{format_seconds(now - self._begun)} elapsed"
-        if self._left is not None:
-            elapsed += f", {format_seconds(max(self._left - (now - self._since), 0.0))} left"
         place = f"round {self._round}/{rounds}" if self._round else ""
         row, bar = Table.grid(padding=(0, 2, 0, 0)), ProgressBar(rounds, max(self._round - 1, 0) + share)
-        for no_wrap in (True, False, True, True):  # the bar takes what is left
+        for no_wrap in (True, False, True):  # the bar takes what is left
             row.add_column(no_wrap=no_wrap)
-        row.add_row(Text(place, style="bold"), bar, Text(phase), Text(elapsed, style="dim"))
-        return Group(row, *map(Text, self._lines))
+        row.add_row(Text(place, style="bold"), bar, Text(phase))
+        results, costs = list[str](), list[str]()
+        if status.values:
+            line = sparkline(status.values, max(self.width // 4, 8))
+            results.append(f"{self.meta.reported_model} {status.primary} {status.values[-1]:.3f} {line}")
+            results.append(f"worst decile {status.worst:.3f}")
+            chosen = "by validation" if status.by_validation else "on test data (oracle)"
+            results.append(f"best {chosen} {status.best:.3f} in round {status.best_round}")
+        if status.seconds is not None:
+            costs.append(f"{format_seconds(status.seconds)} a round")
+            costs.append(f"{format_seconds(max((status.left or 0.0) - (now - self._since), 0.0))} left")
+        costs.append(f"{format_seconds(now - self._begun)} elapsed")
+        if status.round:
+            costs.append(f"up {format_bytes(status.up)}, down {format_bytes(status.down)}")
+        if self._memory_mb:
+            costs.append(f"memory {format_bytes(self._memory_mb * 1e6)}")
+        return Group(row, *map(Text, (*(flowed(results, self.width) if results else ()), *flowed(costs, self.width))))

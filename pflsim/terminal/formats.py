@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from pflsim.records.summary import Choice
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pflsim.records.summary import Choice
 
 UNITS = (("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12))
 NONE = "—"
@@ -49,3 +53,13 @@ def format_seconds(seconds: float) -> str:
 def plural(count: int, name: str) -> str:
     """Format a count with its noun: `1 client`, `2 clients`."""
     return f"{count:,} {name}{'' if count == 1 else 's'}"
+
+
+def flowed(items: Iterable[str], width: int) -> list[str]:
+    """Return lines of items with three spaces between them; a line breaks between items only."""
+    lines = [""]
+    for item in items:
+        if lines[-1] and len(lines[-1]) + 3 + len(item) > width:
+            lines.append("")
+        lines[-1] += " " * 3 * bool(lines[-1]) + item
+    return lines

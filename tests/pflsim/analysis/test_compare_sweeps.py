@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -96,6 +97,19 @@ def test_what_was_done_before_the_end(
     assert status == {Stopped: 130, RunError: 1, KeyboardInterrupt: 130}[type(end)]
     assert ("Test accuracy" in out) == (not isinstance(end, KeyboardInterrupt))
     assert ("1 of 4 runs failed" in err) == (type(end) is RunError)
+
+
+def test_a_terminal_shows_a_line_for_each_run_of_a_sweep(
+    runner: Callable[[Run], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While they run, a table shows them; afterwards the results and the folders are left."""
+    runner(lambda settings: make_run(tmp_path / f"{settings.seed}", ONE, seed=settings.seed))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert cli.main(["-m", "method=fedavg", "seed=0,1"]) == 0
+    out = capsys.readouterr().out
+    assert [out.count(f"{tmp_path / seed}\n") for seed in "01"] == [1, 1] and "[1/2]" in out
+    assert "waiting" in out and "\x1b[?25h" in out, "the cursor is back"
 
 
 def test_only_complete_runs_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

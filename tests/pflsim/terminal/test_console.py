@@ -16,8 +16,9 @@ from pflsim.records.evaluation import Scope
 from pflsim.records.history import RoundMetrics, Traffic
 from pflsim.records.summary import RunMeta, Summary
 from pflsim.terminal.console import Console
-from pflsim.terminal.formats import WIDTH, format_bytes, format_seconds
+from pflsim.terminal.formats import format_bytes, format_seconds
 from pflsim.terminal.result import resume_command, tensorboard_command
+from pflsim.terminal.status import watching
 
 META = RunMeta("pfedcfr", "digits", "label_lognormal", "abc", "mlp", 10, 20, 0)
 PERSONAL, GLOBAL = Scope("personal", "test", "trained"), Scope("global", "test", "received")
@@ -64,7 +65,7 @@ def test_the_reported_model_comes_first_with_its_worst_decile():
 
 
 @given(
-    st.integers(80, 200), st.integers(1, 10**5), st.floats(0, 1e15), st.floats(0, 1e6), st.floats(allow_nan=True)
+    st.integers(60, 200), st.integers(1, 10**5), st.floats(0, 1e15), st.floats(0, 1e6), st.floats(allow_nan=True)
 )  # fmt: skip
 def test_no_line_is_wider_than_it_may_be(width, number, count, seconds, loss):
     meta = replace(META, rounds=10**5)
@@ -73,7 +74,7 @@ def test_no_line_is_wider_than_it_may_be(width, number, count, seconds, loss):
     Console(meta, stream, width).round(entry)
     text = stream.getvalue()
     assert text.count("\n") == 1
-    assert len(text.rstrip("\n")) <= min(width, WIDTH)
+    assert len(text.rstrip("\n")) <= width
     assert text.startswith(f"round {number:>6}/100000  personal 0.913 (worst 0.81)")
 
 
@@ -123,7 +124,7 @@ def test_the_tensorboard_command_can_be_pasted(monkeypatch, tmp_path):
 def shown(console):
     """What the live display shows at this moment."""
     stream = io.StringIO()
-    Rich(file=stream, width=110, color_system=None).print(console._shown())
+    Rich(file=stream, width=console.width, color_system=None).print(console._shown())
     return stream.getvalue()
 
 
@@ -140,10 +141,24 @@ def test_the_live_display_says_where_the_run_is():
         console.round(metrics(3, {**FULL, **validation}), 1234.0)
         console.round(metrics(4, {PERSONAL: stats(0.95), Scope("personal", "val", "trained"): stats(0.7)}), 2000.0)
         text = shown(console)
-    assert "round 4: personal accuracy 0.950, worst decile 0.850" in text
-    assert "best so far by validation 0.913 in round 3" in text
-    assert "memory 2.00 GB" in text
+    assert "personal accuracy 0.950 ▁█ " in text and "worst decile 0.850" in text
+    assert "best by validation 0.913 in round 3" in text
+    assert "0.8 s a round" in text and "up 4 B, down 4 B" in text and "memory 2.00 GB" in text
     assert " left" in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_the_live_display_fits_the_terminal(width):
+    with closing(Console(replace(META, rounds=1000), Terminal(), width)) as console:
+        console.start(Path("runs/x"))
+        for number in range(1, 301):
+            console.round(metrics(number, {PERSONAL: stats(1 - 1 / number)}), 1234.0)
+        console.phase(301, "evaluate", 10)
+        lines = shown(console).splitlines()
+    assert max(map(len, lines)) <= width and all(line.strip() for line in lines)
+    assert max(map(len, lines)) >= 0.7 * width
+    bars = "".join(re.findall("[▁▂▃▄▅▆▇█]", "".join(lines)))
+    assert bars[0] == "▁" and bars[-1] == "█" and len(bars) >= width // 5
 
 
 def test_the_best_so_far_may_be_of_an_earlier_session():
@@ -151,7 +166,21 @@ def test_the_best_so_far_may_be_of_an_earlier_session():
         console.start(Path("runs/x"), 2)
         console.earlier([metrics(1, FULL), metrics(2, {PERSONAL: stats(0.5)})])
         console.round(metrics(3, {PERSONAL: stats(0.7)}))
-        assert "best so far on test data (oracle) 0.913 in round 1" in shown(console)
+        assert "best on test data (oracle) 0.913 in round 1" in shown(console)
+
+
+def test_a_watched_run_prints_only_how_to_resume_it():
+    seen, stream = [], io.StringIO()
+    token = watching.set(lambda status: seen.append((status.round, *status.values)))
+    try:
+        console = Console(META, stream)
+    finally:
+        watching.reset(token)
+    console.start(Path("runs/x"))
+    console.round(metrics(1, FULL))
+    console.end(Summary(META, [metrics(1, FULL)], False, 20.0, 512.0), Path("runs/x"))
+    assert seen == [(0,), (1, 0.913)]
+    assert re.fullmatch(r"resume with  .*resume=runs/x\n", stream.getvalue())
 
 
 def test_the_live_display_goes_and_leaves_about_twenty_lines_of_a_long_run():

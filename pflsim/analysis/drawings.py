@@ -1,0 +1,285 @@
+"""The figures for papers: forest plot, curves, clients, and cost, each with a table of its numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pflsim.analysis.comparison import Comparison, Row, best_first
+from pflsim.analysis.curves import of_test, seed_points
+from pflsim.analysis.differences import Level, client_values, family
+from pflsim.analysis.forest import NOT_CLEAR, display_name, forest
+from pflsim.analysis.groups import Group
+from pflsim.analysis.identity import MARKS, Identity, identity
+from pflsim.analysis.paper_style import Style, new_figure
+from pflsim.analysis.tables import Table, title
+from pflsim.terminal.formats import format_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK, CONTEXT, GRID, GREY = "#16181d", "#8c939f", "#ebedf0", NOT_CLEAR["light"]
+MARKERS: dict[str, str] = dict(zip(MARKS, "osD^v<>ph*PX", strict=True))
+LINES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
+HEIGHT = 2.8
+"""Greatest height of a single panel in inches."""
+ONE_AXIS = 6
+"""More curves have a panel each."""
+Drawn = tuple["Figure", Table]
+
+
+def draw_forest(comparison: Comparison, style: Style) -> Drawn:
+    """Draw the differences to the reference: the interval over seeds, a tick per seed, and the mean by its evidence."""
+    if (plot := forest(comparison)) is None:
+        raise ValueError("there are no differences")
+    figure = new_figure(style, style.column, (4.5 + 1.6 * len(plot.rows)) * style.labels / 72)
+    axes, (low, high) = figure.add_subplot(), plot.limits
+    beside = {"va": "center_baseline", "transform": axes.get_yaxis_transform()}
+    for y, row in enumerate(plot.rows):
+        colour, mean = GREY if row.level == "not clear" else row.identity.light, row.mean
+        axes.text(1.02, y, f"{row.value:.3f}", **beside)
+        if row.level is None:
+            axes.axhspan(y - 0.5, y + 0.5, color=GRID, linewidth=0, zorder=0)
+        if mean is None:
+            continue
+        first, last = mean if row.low is None else row.low, mean if row.high is None else row.high
+        axes.plot(np.clip([first, last], low, high), [y, y], color=colour, linewidth=1.3, alpha=0.7)
+        for beyond, edge, arrow in ((first < low, low, "<"), (last > high, high, ">")):
+            axes.plot([edge] * beyond, [y] * beyond, arrow, color=colour, markersize=3, clip_on=False)
+        if low <= mean <= high:
+            seeds = [x for x in row.by_seed if low <= x <= high]
+            axes.plot(seeds, [y] * len(seeds), "|", color=colour, markersize=4.5, markeredgewidth=0.8)
+            axes.plot(mean, y, **_mark(row.identity, row.level, 4.5))
+        else:
+            edge, move, side = (low, 5, "left") if mean < low else (high, -5, "right")
+            _text(axes, plot.signed(mean), (edge, y), (move, 0), side)
+    metric = plot.metric.replace("_", " ")
+    axes.text(1.02, -0.9, metric, color=CONTEXT, **beside)
+    axes.axvline(0, color=CONTEXT, linewidth=0.8, zorder=1)
+    axes.set(xlim=plot.limits, ylim=(len(plot.rows) - 0.4, -0.6), axisbelow=True)
+    axes.set_yticks(range(len(plot.rows)), [row.name for row in plot.rows])
+    axes.grid(axis="x", color=GRID)
+    axes.set_xlabel(f"difference to {plot.reference}" + ", percentage points" * bool(plot.unit))
+    found = []
+    for row in plot.rows:
+        ends = [plot.signed(x) for x in (row.mean, row.low, row.high)] if row.level else [""] * 3
+        found.append((row.name, f"{row.value:.3f}", f"{row.worst:.3f}", *ends, row.level or "reference"))
+    unit = ", in percentage points" * bool(plot.unit)
+    headers = ("method", metric, "worst decile", "difference", "from", "to", "evidence")
+    notes = (f"difference to {plot.reference}{unit}", "from, to: 95% t interval over seeds")
+    return figure, Table(title(comparison), headers, tuple(found), notes)
+
+
+def _mark(who: Identity, level: Level | None, size: float) -> dict[str, Any]:
+    """Return how a mean is drawn: filled if it is clear, hollow if on these clients only, grey if not clear."""
+    colour = GREY if level == "not clear" else who.light
+    face = "white" if level == "on these clients only" else colour
+    looks = {"markerfacecolor": face, "markeredgecolor": colour, "markersize": size, "zorder": 3}
+    return {"marker": MARKERS[who.mark], "linestyle": "", **looks}
+
+
+def _text(axes: Axes, text: str, at: Any, move: tuple[float, float], side: Any, **looks: Any) -> None:
+    """Write text beside a point, moved by some points of the font's unit."""
+    axes.annotate(text, at, move, textcoords="offset points", ha=side, va="center", **looks)
+
+
+def _panels(comparison: Comparison, style: Style, rows: Sequence[Row], x_label: str) -> tuple[Figure, list[Axes]]:
+    """Return a figure with a panel for each row, over the page's width if there are more than nine."""
+    width = style.page if len(rows) > 9 else style.column
+    down = math.ceil(len(rows) / max(int(width / 1.05), 1))
+    along = math.ceil(len(rows) / down)
+    figure = new_figure(style, width, 0.45 + 1.0 * down)
+    found = [*figure.subplots(down, along, sharex=True, sharey=True, squeeze=False).flat]
+    for number, (axes, row) in enumerate(zip(found, rows, strict=False)):
+        axes.set_title(display_name(row.group), loc="left")
+        axes.tick_params(labelbottom=number + along >= len(rows))
+        axes.grid(axis="y", color=GRID)
+        axes.set_axisbelow(True)
+    for axes in found[len(rows) :]:
+        axes.set_axis_off()
+    figure.supxlabel(x_label, fontsize=style.labels)
+    figure.supylabel(f"test {comparison.primary}", fontsize=style.labels)
+    return figure, found[: len(rows)]
+
+
+def draw_curves(comparison: Comparison, style: Style) -> Drawn:
+    """Draw the primary metric by round: the mean over seeds, and a band from the lowest to the highest seed."""
+    from matplotlib.ticker import MaxNLocator
+
+    points = {row.group.label: seed_points(row.group, "rounds", of_test()) for row in best_first(comparison.rows)}
+    rows = [row for row in best_first(comparison.rows) if points[row.group.label].size]
+    methods = [row.group.method for row in rows]
+    behind = [row for row in rows if (method := row.group.method) in ("local", "fedavg") and methods.count(method) == 1]
+
+    def draw(axes: Axes, row: Row, line: str = "-", colour: str | None = None) -> None:
+        x, y = points[row.group.label][0, :, 0], points[row.group.label][:, :, 1]
+        shade = colour or identity(row.group.method).light
+        axes.plot(x, y.mean(0), line, color=shade, linewidth=0.8 if colour else 1.1)
+        if colour is None:
+            axes.fill_between(x, y.min(0), y.max(0), color=shade, alpha=0.2, linewidth=0)
+
+    if len(rows) <= ONE_AXIS:
+        figure = new_figure(style, style.column, min(style.column * 0.7, HEIGHT))
+        axes = figure.add_subplot(xlabel="round", ylabel=f"test {comparison.primary}", axisbelow=True)
+        for row in rows:
+            draw(axes, row, LINES[identity(row.group.method).dash])
+        axes.grid(axis="y", color=GRID)
+        figure.draw_without_rendering()  # the labels need the limits and the height
+        _names_at_ends(axes, [(row.group, points[row.group.label]) for row in rows], style.labels)
+    else:
+        shown = [row for row in rows if row not in behind]
+        figure, panels = _panels(comparison, style, shown, "round")
+        for axes, row in zip(panels, shown, strict=True):
+            for other in behind:
+                draw(axes, other, "-" if other.group.method == "local" else "--", CONTEXT)
+            draw(axes, row)
+        for other in behind:
+            end, move = points[other.group.label][:, -1].mean(0), (0, -0.8 * style.ticks)
+            _text(panels[0], display_name(other.group), end, move, "right", color=CONTEXT, fontsize=style.ticks)
+    figure.axes[0].xaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=1))  # the panels share it
+    longest = max((found[0, :, 0] for found in points.values()), key=len)
+    rounds = dict.fromkeys(longest[np.linspace(0, len(longest) - 1, 5).round().astype(int)])
+    table = []
+    for row in rows:
+        x, y = points[row.group.label][0, :, 0], points[row.group.label][:, :, 1]
+        means, last = dict(zip(x, y.mean(0), strict=True)), y[:, -1]
+        cells = [f"{means[n]:.3f}" if n in means else "" for n in rounds]
+        table.append((display_name(row.group), *cells, f"{last.min():.3f}", f"{last.max():.3f}"))
+    headers = ("method", *(f"round {n:.0f}" for n in rounds), "lowest", "highest")
+    note = "mean over seeds by round; lowest and highest seed in the last round"
+    return figure, Table(title(comparison), headers, tuple(table), (note, *comparison.objections))
+
+
+def _names_at_ends(axes: Axes, curves: Sequence[tuple[Group, np.ndarray]], size: float) -> None:
+    """Write names beside the last points of curves, at least a line apart."""
+    low, high = axes.get_ylim()
+    line = 1.05 * size * (high - low) * axes.figure.dpi / 72 / axes.get_window_extent().height
+    ends = sorted(((points[:, -1, 1].mean(), points[0, -1, 0], group) for group, points in curves), key=lambda e: e[0])
+    places = [ends[0][0]]
+    for y, *_ in ends[1:]:
+        places.append(max(y, places[-1] + line))
+    up = np.mean(places) - np.mean([y for y, *_ in ends])
+    for (_, x, group), place in zip(ends, places, strict=True):
+        _text(axes, display_name(group), (x, place - up), (4, 0), "left", color=identity(group.method).light)
+
+
+def draw_clients(comparison: Comparison, style: Style) -> Drawn:
+    """Draw every client of every seed in the order of the reference's results, with what a method gains or loses."""
+    if (plot := forest(comparison)) is None:
+        raise ValueError("there are no differences")
+    base, by_label = _values(comparison, comparison.reference), {d.group.label: d for d in comparison.differences}
+    base = base.sort_values(ascending=comparison.higher, kind="stable")
+    rows = [row for row in best_first(comparison.rows) if row.group.label in by_label]
+    figure, panels = _panels(comparison, style, rows, f"clients of all seeds, by the result of {plot.reference}")
+    x, table, sign = np.arange(len(base)), [], 1 if comparison.higher else -1
+    for axes, row in zip(panels, rows, strict=True):
+        d, colour = by_label[row.group.label], identity(row.group.method).light
+        theirs, ours = base.to_numpy(), _values(comparison, row.group).reindex(base.index).to_numpy()
+        gain = sign * (ours - theirs).round(12)
+        axes.plot(x, theirs, "_", color=CONTEXT, markersize=2, markeredgewidth=0.6)
+        for chosen, edge, face in ((gain < 0, INK, "white"), (gain > 0, colour, colour)):
+            axes.vlines(x[chosen], theirs[chosen], ours[chosen], color=edge, linewidth=0.4)
+            dots = {"markersize": 1.8, "markeredgewidth": 0.4, "markerfacecolor": face, "markeredgecolor": edge}
+            axes.plot(x[chosen], ours[chosen], "o", **dots)
+        axes.set_xlabel(f"{d.worse} of {d.pairs} worse", color=CONTEXT, fontsize=style.ticks)
+        axes.set_xticks([])
+        ends = [plot.signed((100 if plot.unit else 1) * sign * end) for end in (np.nanmin(gain), np.nanmax(gain))]
+        table.append((display_name(row.group), *map(str, (d.better, d.equal, d.worse)), *ends))
+    headers = ("method", "better", "equal", "worse", "greatest loss", "greatest gain")
+    unit = ", in percentage points" * bool(plot.unit)
+    note = f"clients of all seeds, compared with {plot.reference}; differences of single clients{unit}"
+    return figure, Table(title(comparison), headers, tuple(table), (note,))
+
+
+def _values(comparison: Comparison, group: Group) -> Any:
+    """Return the primary metric of a group as a series by seed and client."""
+    from pandas import concat
+
+    return concat({run.seed: client_values(run, comparison.choice)[comparison.primary] for run in group.runs})
+
+
+def frontier(comparison: Comparison) -> list[Row]:
+    """Return the rows on the frontier of cost: by bytes of the whole run, each clearly better than the one before."""
+    values = {g.label: {run.seed: client_values(run, comparison.choice) for run in g.runs} for g in comparison.groups}
+    first, *others = sorted(best_first(comparison.rows), key=lambda row: row.figures["bytes_total"].mean)
+    found, against = [first], {d.group.label: d for d in family(comparison.groups, first.group, values).differences}
+    for row in others:
+        d = against[row.group.label]
+        if d.level == "clear" and d.mean is not None and (d.mean > 0) == comparison.higher:
+            found.append(row)
+            against |= {e.group.label: e for e in family(comparison.groups, row.group, values).differences}
+    return found
+
+
+def draw_cost(comparison: Comparison, style: Style) -> Drawn:
+    """Draw the primary metric by the bytes of the whole run; the frontier is in colour."""
+    from matplotlib.ticker import EngFormatter
+
+    worth, rows = frontier(comparison), best_first(comparison.rows)
+    sizes = {row.group.label: row.figures["bytes_total"].mean for row in rows}
+    none = min((size for size in sizes.values() if size), default=1.0) / 3  # where runs without bytes are
+    at = {row.group.label: (sizes[row.group.label] or none, row.figures["mean"].mean) for row in rows}
+    figure = new_figure(style, style.column, min(style.column * 0.7, HEIGHT))
+    axes = figure.add_subplot(xscale="log", axisbelow=True)
+    axes.margins(0.12, 0.08)
+    steps = np.array([at[row.group.label] for row in worth])
+    axes.step(*steps.T, where="post", color=CONTEXT, linewidth=0.8)
+    for row in rows:
+        level: Level = "clear" if row in worth else "not clear"
+        axes.plot(*at[row.group.label], **_mark(identity(row.group.method), level, 5))
+    axes.grid(axis="y", color=GRID)
+    axes.set(xlabel="bytes in both directions, all clients, whole run", ylabel=f"test {comparison.primary}")
+    ends = [size for size in sizes.values() if size] or [1.0]
+    round_numbers = [digit * 10.0**power for power in range(16) for digit in (1, 2, 5)]
+    ticks = [tick for tick in round_numbers if min(ends) <= tick <= max(ends)] or [float(f"{ends[0]:.3g}")]
+    without = [none] * (not all(sizes.values()))
+    axes.set_xticks([*without, *ticks], [*(["none"] * len(without)), *map(EngFormatter("B"), ticks)])
+    axes.minorticks_off()
+    figure.draw_without_rendering()  # sets the scale of the axes, which the names need
+    _names_with_room(axes, [(row.group, at[row.group.label], row in worth) for row in [*worth, *rows]], style.ticks)
+    table = []
+    for row in sorted(rows, key=lambda row: sizes[row.group.label]):
+        size, mean = format_bytes(sizes[row.group.label]), f"{row.figures['mean'].mean:.3f}"
+        table.append((display_name(row.group), size, mean, "yes" * (row in worth)))
+    headers = ("method", "bytes", comparison.primary.replace("_", " "), "frontier")
+    notes = ("bytes: both directions, all clients, whole run", "frontier: clearly better than those with fewer bytes")
+    return figure, Table(title(comparison), headers, tuple(table), notes)
+
+
+def _names_with_room(axes: Axes, points: Sequence[tuple[Group, tuple[float, float], bool]], size: float) -> None:
+    """Write names beside points where they cover neither points nor names.
+
+    Args:
+        axes: of the points.
+        points: group, place, and whether the name is in colour; the first have the choice.
+        size: of the font.
+    """
+    from matplotlib.patheffects import withStroke
+    from matplotlib.transforms import Bbox
+
+    halo = withStroke(linewidth=2, foreground="white")
+    dot, places, named = axes.figure.dpi / 72, [axes.transData.transform(at) for _, at, _ in points], set[str]()
+    taken = [Bbox.from_bounds(x - 3 * dot, y - 3 * dot, 6 * dot, 6 * dot) for x, y in places]
+    for (group, at, coloured), (x, y) in zip(points, places, strict=True):
+        name = display_name(group)
+        wide, high = 0.55 * size * dot * len(name), size * dot
+        for side, right, up in (("left", 5, 0), ("right", -5, 0), ("center", 0, 8), ("center", 0, -8)):
+            left = x + right * dot - wide * {"left": 0, "center": 0.5, "right": 1}[side]
+            box = Bbox.from_bounds(left, y + up * dot - high / 2, wide, high)
+            inside = axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1 and axes.bbox.y0 <= box.y0
+            if name not in named and inside and not any(map(box.overlaps, taken)):
+                named.add(name)
+                taken.append(box)
+                colour, weight = (identity(group.method).light, "bold") if coloured else (CONTEXT, "normal")
+                looks = {"fontsize": size, "fontweight": weight, "path_effects": [halo]}
+                _text(axes, name, at, (right, up), side, color=colour, **looks)
+
+
+DRAWN: dict[str, Callable[[Comparison, Style], Drawn]] = {
+    "forest": draw_forest, "curves": draw_curves, "clients": draw_clients, "cost": draw_cost,
+}  # fmt: skip
+"""The figures by name."""

@@ -1,0 +1,92 @@
+"""Figures for papers: the command line `pflsim figures RUNS…`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pflsim.analysis.paper_style import STYLES, template
+from pflsim.config.names import nearest
+from pflsim.errors import SettingsError
+from pflsim.terminal.exit_status import command_parser, exit_status
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from pflsim.analysis.comparison import Comparison
+    from pflsim.analysis.tables import Table
+
+
+FORMATS = ("pdf", "svg", "png")
+NAMES = ("forest", "curves", "clients", "cost")
+EXAMPLES = """examples:
+  {program} figures runs                                     all figures, for a column of ICML, into figures/
+  {program} figures runs --style ieee --only forest,curves   two of them, for a column of IEEE
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Returns:
+        The exit status: 0, or 2 after an error.
+    """
+    about = "Draw figures for a paper, each with a LaTeX table of its numbers."
+    parser = command_parser("figures", about, EXAMPLES)
+    add = parser.add_argument
+    add("runs", nargs="+", metavar="RUNS", help="run folders, folders of runs, or patterns")
+    add("--style", choices=[*STYLES], default="icml", help="template; default: icml")
+    add("--format", choices=FORMATS, default="pdf", help="default: pdf")
+    add("--only", metavar="NAMES", help=f"some of {','.join(NAMES)}; default: all")
+    add("--out", type=Path, default=Path("figures"), metavar="DIR", help="folder; default: figures")
+    add("--reference", metavar="LABEL", help="label or method to compare with; default: local, else the first group")
+    at = "round that figures are taken from; default: best_val if all runs have validation data, else last"
+    add("--at", choices=["best_val", "last", "best_test_oracle"], help=at)
+    options = parser.parse_args(arguments)
+    return exit_status(lambda: _write(options))
+
+
+def _write(options: argparse.Namespace) -> None:
+    from pflsim.analysis.comparison import compare_sets
+    from pflsim.analysis.runs import find_runs, read_run
+    from pflsim.analysis.tables import drawn
+
+    only = options.only.split(",") if options.only else None
+    compared = compare_sets(map(read_run, find_runs(options.runs)), options.reference, choice=options.at)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name, (figure, table) in all_figures(compared, options.style, only).items():
+        path = options.out / f"{name}.{options.format}"
+        figure.savefig(path, dpi=300)
+        path.with_suffix(".tex").write_text(drawn([table], "latex") + "\n", encoding="utf-8")
+        print(f"{path}, {path.with_suffix('.tex')}")
+
+
+def all_figures(
+    compared: Sequence[Comparison], style: str = "icml", only: Iterable[str] | None = None
+) -> dict[str, tuple[Figure, Table]]:
+    """Return the figures of comparisons and the tables of their numbers, by name.
+
+    Args:
+        compared: comparisons; with several, `-1`, `-2`, … is added to the names. Without differences there are curves.
+        style: the template, a key of `pflsim.analysis.paper_style.STYLES`.
+        only: some of `NAMES`; None: all.
+
+    Raises:
+        SettingsError: there is no such style or figure, or nothing to draw.
+    """
+    from pflsim.analysis.drawings import DRAWN
+
+    names, found = [*(only or NAMES)], {}
+    for name, known in ((style, STYLES), *((name, NAMES) for name in names)):
+        if name not in known:
+            raise SettingsError(f"figures: {name}: {nearest(name, known)}")
+    for number, comparison in enumerate(compared, 1):
+        different = comparison.differences and not comparison.objections
+        for name in names if different else {*names} & {"curves"}:
+            with template(STYLES[style]):
+                found[f"{name}-{number}" if len(compared) > 1 else name] = DRAWN[name](comparison, STYLES[style])
+    if not found:
+        raise SettingsError(f"{', '.join(names)}: at least two methods are needed that can be compared")
+    return found

@@ -1,0 +1,197 @@
+"""The forest plot: the difference of each method to the reference, as rows with an axis, and drawn as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from pflsim.analysis.comparison import Comparison, best_first
+from pflsim.analysis.differences import Level
+from pflsim.analysis.groups import Group
+from pflsim.analysis.identity import Identity, identity
+from pflsim.terminal.formats import NONE, flowed
+
+CUT = 4
+"""The axis leaves out methods that are worse by this multiple of what the better half of the methods needs."""
+LEAST = 0.04
+"""Least length of the axis: of an accuracy in its own unit, of other metrics as a part of the reference's value."""
+NOT_CLEAR = {"light": "#868d99", "dark": "#828a97"}
+GLYPHS = {
+    "circle": "●", "square": "■", "diamond": "◆", "up": "▲", "down": "▼", "left": "◄", "right": "►", "pentagon": "◉",
+    "hexagon": "◈", "star": "★", "plus": "╬", "cross": "╳",
+}  # fmt: skip
+"""Marks as characters that take one cell of a terminal."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForestRow:
+    """A method.
+
+    Args:
+        name: for readers, with the settings in which the groups differ.
+        identity: its colour and mark.
+        mean: the difference to the reference, in the unit of the plot; 0 for the reference, None without pairs.
+        by_seed: the difference of each seed.
+        low, high: ends of the interval over seeds; None with one seed.
+        level: the evidence; None for the reference.
+        value, worst: mean and worst decile over clients of the metric, as mean over seeds.
+    """
+
+    name: str
+    identity: Identity
+    mean: float | None
+    by_seed: tuple[float, ...]
+    low: float | None
+    high: float | None
+    level: Level | None
+    value: float
+    worst: float
+
+
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """The differences of all methods to a reference, best method first.
+
+    Args:
+        rows: the methods with the reference.
+        limits: of the axis; means outside are beyond it.
+        reference: its name.
+        metric: the name of the primary metric.
+        higher: whether a higher value of it is better.
+        unit: percentage points of an accuracy, else "".
+    """
+
+    rows: tuple[ForestRow, ...]
+    limits: tuple[float, float]
+    reference: str
+    metric: str
+    higher: bool
+    unit: str
+
+    def signed(self, value: float | None) -> str:
+        """Return a difference as text, with one decimal for points and three without a unit."""
+        text = NONE if value is None else f"{value:+.{1 if self.unit else 3}f}".replace("-", "−")
+        return text[1:] if text.strip("+−0.") == "" else text
+
+
+def display_name(group: Group) -> str:
+    """Return the name of a group for readers: `Ditto lam=0.1`."""
+    return identity(group.method).display + group.label.removeprefix(group.method)
+
+
+def forest(comparison: Comparison) -> Forest | None:
+    """Return the forest plot of a comparison; None if its groups cannot be compared."""
+    by_label = {d.group.label: d for d in comparison.differences}
+    if not by_label or comparison.objections:
+        return None
+    scale, unit = (100, "points") if "accuracy" in comparison.primary else (1, "")
+    rows, base = [], 1.0
+    for row in best_first(comparison.rows):
+        d, name, own = by_label.get(row.group.label), display_name(row.group), identity(row.group.method)
+        value, worst = row.figures["mean"].mean, row.figures["worst_decile"].mean
+        if d is None:
+            rows.append(ForestRow(name, own, 0.0, (), None, None, None, value, worst))
+            base = abs(value)
+        else:
+            mean, low, high = (None if x is None else scale * x for x in (d.mean, *d.over_seeds))
+            seeds = tuple(scale * x for x in d.by_seed)
+            rows.append(ForestRow(name, own, mean, seeds, low, high, d.level, value, worst))
+    limits = axis_limits(rows, comparison.higher, LEAST * (scale if unit else base) or 1.0)
+    reference = display_name(comparison.reference)
+    return Forest(tuple(rows), limits, reference, comparison.primary, comparison.higher, unit)
+
+
+def axis_limits(rows: Sequence[ForestRow], higher: bool, least: float) -> tuple[float, float]:
+    """Return the limits of the axis: it has 0, and the means and seeds of the methods that are not far behind (`CUT`).
+
+    Args:
+        rows: the methods, best first.
+        higher: whether a higher difference is better.
+        least: the least length.
+    """
+    sign = 1 if higher else -1
+    reach = [[sign * x for x in (row.mean, *row.by_seed)] for row in rows if row.level and row.mean is not None]
+    need = max([least / 2, *(abs(x) for own in reach[: (len(reach) + 1) // 2] for x in own)])
+    shown = [0.0, *(x for own in reach if own[0] >= -CUT * need for x in own)]
+    low, high = min(shown), max(shown)
+    more = max(0.05 * (high - low), (least - (high - low)) / 2)
+    return (low - more, high + more) if higher else (-high - more, more - low)
+
+
+def as_text(plot: Forest, width: int, page: str = "dark") -> Text:
+    """Draw a forest plot with characters.
+
+    An interval that excludes 0 does not touch the column of 0, however the ends are rounded.
+
+    Args:
+        plot: what to draw.
+        width: number of columns, which no line exceeds if there are at least 48.
+        page: "dark" or "light", the terminal's background.
+    """
+    heads = ("points" if plot.unit else "diff.", "worst", "mean")
+    cells = [(plot.signed(row.mean) if row.level else "", f"{row.worst:.2f}", f"{row.value:.3f}") for row in plot.rows]
+    wide = [1 + max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+    names = min(max(12, *(len(row.name) for row in plot.rows)), width // 3)
+    columns = max(width - names - 1 - sum(wide), 16)
+    (low, high), grey = plot.limits, NOT_CLEAR[page]
+
+    def column(x: float) -> int:
+        return 1 + round((x - low) / (high - low) * (columns - 3))
+
+    zero = min(max(column(0), 2), columns - 3)  # so that both sides have a column
+
+    def numbers(texts: Sequence[str]) -> str:
+        return "".join(text.rjust(size) for text, size in zip(texts, wide, strict=True))
+
+    def plotted(row: ForestRow) -> tuple[str, bool]:
+        """Return the characters of a row's plot, and whether the line of 0 is its own."""
+        found, mean, (first, last) = [" "] * columns, row.mean, (row.low, row.high)
+        found[zero] = "│"
+        if mean is None:
+            return "".join(found), False
+        first, last = mean if first is None else first, mean if last is None else last
+        start, end = min(max(column(first), 0), columns), max(min(column(last), columns - 1), -1)
+        if row.low is not None and first > 0:
+            start, end = max(start, zero + 1), max(end, zero + 1)
+        elif row.low is not None and last < 0:
+            start, end = min(start, zero - 1), min(end, zero - 1)
+        for place in range(start, end + 1):
+            found[place] = "┼" if place == zero else "─"
+        if low <= mean <= high:
+            mark = {"clear": GLYPHS[row.identity.mark], "on these clients only": "○", "not clear": "◦"}
+            found[min(max(column(mean), start), end)] = mark[row.level] if row.level else GLYPHS[row.identity.mark]
+        found[0], found[-1] = "◂" if first < low else found[0], "▸" if last > high else found[-1]
+        return "".join(found), found[zero] != "│"
+
+    drawn = Text("\n").join([*_head(plot, zero, names + 1, columns, numbers(heads))])
+    for row, texts in zip(plot.rows, cells, strict=True):
+        colour = getattr(row.identity, page)
+        name = row.name if len(row.name) <= names else row.name[: names - 1] + "…"
+        text, own = plotted(row)
+        drawn.append("\n" + name.ljust(names + 1), f"bold {colour}")
+        at = len(drawn)
+        drawn.append(text, grey if row.level == "not clear" else colour)
+        if not own:
+            drawn.stylize(grey, at + zero, at + zero + 1)
+        drawn.append(numbers(texts))
+    key = ["─ 95% over seeds", "own mark: clear", "○ on these clients only", "◦ not clear"]
+    if all(row.low is None for row in plot.rows):
+        key = ["one seed: no interval, and nothing is tested"]
+    return drawn.append("\n".join(["\n", *flowed(key, width)]))
+
+
+def _head(plot: Forest, zero: int, before: int, columns: int, heads: str) -> Iterator[Text]:
+    """Yield the line that says which side is better, and the numbers at the ends of the axis."""
+    sides = ("worse", "better") if plot.higher else ("better", "worse")
+    room, left, right = before + zero, f"{sides[0]} than {plot.reference} ", f" {sides[1]}"
+    if len(left) > room:
+        left, right = f"{sides[0]} ", f" {sides[1]} than {plot.reference}"
+    after = columns - zero - 1
+    yield Text(left.rjust(room) + "│" + (right if len(right) <= after else "").ljust(after) + heads)
+    low, high = map(plot.signed, plot.limits)
+    space = columns - 2 - len(low) - len(high)
+    at = zero - 1 - len(low)
+    middle = "0".rjust(at + 1).ljust(space) if 0 < at < space - 1 else " " * space
+    yield Text(" " * (before + 1) + low + middle + high)

@@ -1,0 +1,171 @@
+"""Figures for papers: sizes, fonts, marks, and tables with the numbers of the comparison."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+from made_runs import made, make_run
+from matplotlib.figure import Figure
+
+import pflsim
+from pflsim.analysis.comparison import Comparison, best_first, compare
+from pflsim.analysis.curves import of_test, seed_points
+from pflsim.analysis.drawings import frontier
+from pflsim.analysis.figures import NAMES, all_figures, main
+from pflsim.analysis.forest import NOT_CLEAR, display_name
+from pflsim.analysis.groups import group_runs
+from pflsim.analysis.identity import identity
+from pflsim.analysis.paper_style import STYLES
+from pflsim.errors import SettingsError
+
+GAINS = {
+    "local": (0, 0, 0), "fedrep": (10, 11, 12), "ifca": (1, 9, 20), "ditto": (0, 0, 0), "fedavg": (-9, -8, -9),
+    "apfl": (-1, -1, -2), "pfedme": (4, 5, 4),
+}  # fmt: skip
+"""Examples of 100 by which each client of a seed is better than with Local."""
+BYTES = {"local": 0, "fedrep": 1000, "ifca": 3000, "ditto": 2000, "fedavg": 2000, "apfl": 2000, "pfedme": 500}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Seven methods, three seeds, ten clients, two rounds."""
+    folder = tmp_path_factory.mktemp("runs")
+    for method, gains in GAINS.items():
+        for seed, gain in enumerate(gains):
+            rounds = [[(30 + n + gain, 100) for n in range(10)], [(40 + n + gain + (n == 9), 100) for n in range(10)]]
+            sent = {"up": BYTES[method], "down": BYTES[method]}
+            make_run(folder / f"{method}-{seed}", rounds, method=method, seed=seed, **sent)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def comparison(runs: Path) -> Comparison:
+    return compare(group_runs(pflsim.load(runs)))
+
+
+def points(figure: Figure) -> dict[str, tuple[str, str, str]]:
+    """Return marker, face and edge of the mean of each method of the forest plot, by its name."""
+    axes = figure.axes[0]
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    means = [line for line in axes.lines if line.get_markersize() == 4.5 and line.get_marker() != "|"]
+    return {
+        names[int(np.asarray(line.get_ydata()).item())]: tuple(
+            map(str, (line.get_marker(), line.get_markerfacecolor(), line.get_markeredgecolor()))
+        )
+        for line in means
+    }  # type: ignore[return-value]
+
+
+def test_marks_by_evidence(comparison: Comparison) -> None:
+    levels = {display_name(d.group): d.level for d in comparison.differences}
+    assert {levels[name] for name in ("FedRep", "IFCA", "Ditto")} == {"clear", "on these clients only", "not clear"}
+    found = points(all_figures([comparison], only=["forest"])["forest"][0])
+    fedrep, ifca, grey = identity("fedrep").light, identity("ifca").light, NOT_CLEAR["light"]
+    assert found["FedRep"] == ("*", fedrep, fedrep) and found["IFCA"] == ("h", "white", ifca)
+    assert found["Ditto"] == ("D", grey, grey) and found["Local"][0] == "o"
+
+
+def test_the_tables_have_the_numbers_of_the_comparison(comparison: Comparison) -> None:
+    found = {name: table.rows for name, (_, table) in all_figures([comparison]).items()}
+    assert tuple(found) == NAMES
+    differences = {display_name(d.group): d for d in comparison.differences}
+    rows = {display_name(row.group): row for row in comparison.rows}
+
+    def number(cell: str) -> float:
+        return float(cell.replace("−", "-"))
+
+    for name, mean, worst, difference, low, high, level in found["forest"]:
+        assert number(mean) == pytest.approx(rows[name].figures["mean"].mean, abs=5e-4)
+        assert number(worst) == pytest.approx(rows[name].figures["worst_decile"].mean, abs=5e-4)
+        if d := differences.get(name):
+            ends = [100 * x for x in (d.mean, *d.over_seeds) if x is not None]
+            assert [number(x) for x in (difference, low, high)] == pytest.approx(ends, abs=0.051) and level == d.level
+    assert [row[0] for row in found["forest"]] == [display_name(row.group) for row in best_first(comparison.rows)]
+    for name, *counts, loss, gain in found["clients"]:
+        d = differences[name]
+        assert [*map(int, counts)] == [d.better, d.equal, d.worse]
+        gains = GAINS[d.group.method]
+        assert (number(loss), number(gain)) == (min(gains), max(gains))
+    for name, first, last, low, high in found["curves"]:
+        means = seed_points(rows[name].group, "rounds", of_test())[:, :, 1]
+        assert [number(x) for x in (first, last, low, high)] == pytest.approx(
+            [*means.mean(0), means[:, -1].min(), means[:, -1].max()], abs=5e-4
+        )
+    assert {name: size for name, size, *_ in found["cost"]}["FedRep"] == "40.0 kB"  # 10 clients, 2 rounds, both ways
+
+
+def test_the_frontier_has_what_is_clearly_better_than_the_cheaper(comparison: Comparison) -> None:
+    assert [row.group.method for row in frontier(comparison)] == ["local", "pfedme", "fedrep"]
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_sizes_and_fonts(comparison: Comparison, style: str, tmp_path: Path) -> None:
+    """As wide as a column or the page, with embedded TrueType fonts; saved outside of the settings that drew it."""
+    before = dict(matplotlib.rcParams)
+    for name, (figure, _) in all_figures([comparison], style).items():
+        figure.savefig(tmp_path / f"{name}.pdf")
+        content = (tmp_path / f"{name}.pdf").read_bytes()
+        assert b"/Type3" not in content and b"/FontFile2" in content and b"STIX" in content
+        box = re.search(rb"/MediaBox \[ 0 0 ([\d.]+) ", content)
+        assert box and float(box[1]) / 72 == pytest.approx(STYLES[style].column, abs=0.01)
+        sizes = {text.get_fontsize() for text in figure.findobj(matplotlib.text.Text) if text.get_text()}  # type: ignore
+        assert sizes <= {STYLES[style].labels, STYLES[style].ticks}
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_many_methods_take_the_page(comparison: Comparison, tmp_path: Path) -> None:
+    many = [made(tmp_path / f"{n}", [[(n, 20)] * 3], method=f"mine.M{n}") for n in range(11)]
+    (figure, _) = all_figures([compare(group_runs(many), reference="mine.M3")], "icml", ["clients"])["clients"]
+    assert figure.get_figwidth() == STYLES["icml"].page and len([axes for axes in figure.axes if axes.axison]) == 10
+
+
+def test_curves_have_a_panel_each_or_names_at_their_ends(comparison: Comparison, tmp_path: Path) -> None:
+    (figure, _) = all_figures([comparison], only=["curves"])["curves"]
+    assert [axes.get_title("left") for axes in figure.axes if axes.axison] == [
+        "FedRep",
+        "IFCA",
+        "pFedMe",
+        "Ditto",
+        "APFL",
+    ]
+    assert all(len(axes.lines) == 3 for axes in figure.axes if axes.axison), "with Local and FedAvg"
+    rates = [made(tmp_path / f"lr{n}", [[(n, 9)]] * 3, lr=0.1 * (n + 1)) for n in range(7)]
+    (figure, _) = all_figures([compare(group_runs(rates))], only=["curves"])["curves"]
+    assert len([axes for axes in figure.axes if axes.axison]) == 7, "FedAvg with seven learning rates"
+    few = [made(tmp_path / m, [[(right, 9)]] * 3, method=m) for m, right in (("local", 5), ("apfl", 5), ("ditto", 8))]
+    (figure, _) = all_figures([compare(group_runs(few))], only=["curves"])["curves"]
+    (axes,) = figure.axes
+    names = {text.get_text(): text.xyann[1] for text in axes.texts}  # type: ignore[attr-defined]
+    assert {*names} == {"Local", "APFL", "Ditto"}
+    figure.savefig(tmp_path / "x.png")
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert not any(a.overlaps(b) for n, a in enumerate(boxes) for b in boxes[:n])
+
+
+def test_the_command(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [str(runs), "--style", "ieee", "--format", "svg", "--only", "forest,cost", "--out", str(tmp_path / "out")]
+    assert main(asked) == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"forest.svg", "forest.tex", "cost.svg", "cost.tex"}
+    table = (tmp_path / "out/forest.tex").read_text(encoding="utf-8")
+    assert table.isascii() and r"\toprule" in table and "$-$8.7" in table
+    for wrong in (["--only", "pie"], ["--reference", "moon"]):
+        assert main([*asked, *wrong]) == 2
+    assert "pie" in capsys.readouterr().err
+
+
+def test_from_python(runs: Path, tmp_path: Path) -> None:
+    found = pflsim.figures(runs, "neurips", only=["cost"], reference="fedavg")
+    assert {*found} == {"cost"} and isinstance(found["cost"], Figure)
+    with pytest.raises(SettingsError, match="naturemag"):
+        pflsim.figures(runs, "naturemag")  # type: ignore[arg-type]
+    alone = made(tmp_path / "alone", [[(1, 2)]])
+    assert {*pflsim.figures(alone)} == {"curves"}
+    with pytest.raises(SettingsError, match="two methods"):
+        pflsim.figures(alone, only=["forest"])
+    other = [made(tmp_path / m, [[(1, 2)] * 10], method=m, digest="f" * 64) for m in ("local", "ditto")]
+    several = pflsim.figures([*pflsim.load(runs), *other], only=["forest"])
+    assert {*several} == {"forest-1", "forest-2"}

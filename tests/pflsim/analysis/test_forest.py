@@ -1,0 +1,133 @@
+"""The forest plot: its rows and axis from made-up differences, and its characters."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_runs import made
+from rich.cells import cell_len
+from rich.console import Console
+
+from pflsim.analysis.comparison import Comparison, compare
+from pflsim.analysis.forest import GLYPHS, Forest, ForestRow, as_text, axis_limits, forest
+from pflsim.analysis.groups import group_runs
+from pflsim.analysis.identity import MARKS, identity
+from pflsim.analysis.tables import forest_text, render
+
+OTHERS = ["fedrep", "ifca", "fedavg", "ditto", "pfedme", "scaffold"]
+finite = st.floats(-80, 80).map(lambda x: round(x, 3))
+
+
+def row(method: str, mean: float | None, half: float | None, level: Any, seeds: Sequence[float] = ()) -> ForestRow:
+    low, high = (None, None) if half is None or mean is None else (mean - half, mean + half)
+    return ForestRow(identity(method).display, identity(method), mean, tuple(seeds), low, high, level, 0.5, 0.4)
+
+
+def plot(rows: Sequence[ForestRow], higher: bool = True) -> Forest:
+    rows = [*rows, row("local", 0.0, None, None)]
+    return Forest(tuple(rows), axis_limits(rows, higher, 4.0), "Local", "accuracy", higher, "points")
+
+
+@given(st.lists(st.tuples(finite, st.floats(0, 30)), min_size=1, max_size=6), st.sampled_from([60, 61, 80, 200]))
+def test_an_interval_touches_zero_if_it_has_zero(found: list[tuple[float, float]], width: int) -> None:
+    rows = [row(OTHERS[n], mean, half, "not clear") for n, (mean, half) in enumerate(found)]
+    lines = as_text(plot(rows), width).plain.splitlines()
+    zero = lines[0].index("│")
+    assert max(map(len, lines)) <= width
+    for shown, line in zip(rows, lines[2:], strict=False):
+        assert shown.low is not None and shown.high is not None
+        inside = shown.low <= 0 <= shown.high
+        assert (line[zero] in "┼◦") if inside else (line[zero] == "│"), (shown, line)
+        side = line[:zero] if shown.high < 0 else line[zero + 1 :]
+        assert inside or set(side) & set("─◦◂▸"), "an interval that excludes 0 is on its side"
+
+
+def test_marks_by_evidence() -> None:
+    levels = [("fedrep", "clear"), ("ifca", "on these clients only"), ("fedavg", "not clear")]
+    lines = as_text(plot([row(method, 9.0, 1.0, level) for method, level in levels]), 80).plain.splitlines()
+    assert [next(mark for mark in "★○◦" if mark in line) for line in lines[2:5]] == ["★", "○", "◦"]
+    assert "●" in lines[5] and "+9.0" in lines[2] and "0.0" not in lines[5]
+    one_seed = as_text(plot([row("fedrep", 9.0, None, "not clear")]), 80).plain
+    assert "◦" in one_seed and "─" not in one_seed and "one seed" in one_seed
+
+
+def test_every_character_takes_one_cell() -> None:
+    assert {*GLYPHS} == {*MARKS}
+    assert all(cell_len(glyph) == 1 for glyph in (*GLYPHS.values(), *"○◦◂▸─┼│−…"))
+    assert len({*GLYPHS.values()}) == len(GLYPHS)
+
+
+def test_the_axis_leaves_out_what_is_far_behind() -> None:
+    near = [row("fedrep", 0.4, 5.0, "not clear", (0.1, 0.7)), row("ifca", -0.5, 1.0, "not clear", (-3.0, 2.0))]
+    low, high = axis_limits([*near, row("fedavg", -54.1, 2.0, "clear", (-55.0, -53.0))], True, 4.0)
+    assert -4 < low < -3 and 2 < high < 3, "means and seeds of the better half, and a margin"
+    lines = as_text(plot([*near, row("fedavg", -54.1, 2.0, "clear")]), 80).plain.splitlines()
+    assert "◂" in lines[4] and "■" not in lines[4] and "−54.1" in lines[4]
+    low, high = axis_limits([row("fedavg", -54.1, 2.0, "clear")], True, 4.0)
+    assert low < -54.1, "a single method is shown"
+    assert axis_limits([row("fedavg", 0.0, 0.0, "not clear")], True, 4.0) == (-2.0, 2.0)
+
+
+def test_an_error_is_better_on_the_left() -> None:
+    rows = [row("fedrep", -3.0, 1.0, "clear"), row("ifca", 1.0, 1.0, "not clear"), row("fedavg", 90.0, 1.0, "clear")]
+    drawn = as_text(plot(rows, higher=False), 80).plain.splitlines()
+    assert drawn[0].index("better than Local │ worse") and "▸" in drawn[4] and "+90.0" in drawn[4]
+
+
+@pytest.fixture
+def comparison(tmp_path: Path) -> Comparison:
+    """Three seeds of eight clients: FedRep is better by 10 to 17 examples of 100, Ditto by 0."""
+    found = []
+    for seed in range(3):
+        for method, gain in (("local", 0), ("fedrep", 10), ("ditto", 0)):
+            rights = [(40 + gain + bool(gain) * n + seed, 100) for n in range(8)]
+            found.append(made(tmp_path / f"{method}{seed}", [rights], method=method, seed=seed))
+    return compare(group_runs(found))
+
+
+def test_the_rows_are_those_of_the_comparison(comparison: Comparison) -> None:
+    found = forest(comparison)
+    assert found is not None and [shown.name for shown in found.rows] == ["FedRep", "Local", "Ditto"]
+    first, reference, last = found.rows
+    assert first.mean == pytest.approx(13.5) and first.value == pytest.approx(0.545)
+    assert first.by_seed == pytest.approx((13.5,) * 3) and (first.low, first.high) == pytest.approx((13.5, 13.5))
+    assert (first.level, reference.level, last.level) == ("clear", None, "not clear")
+    text = render([comparison], "text")
+    assert text.index("better than Local") < text.index("is clearly better") < text.index("reported")
+    assert "│" not in render([comparison], "markdown")
+
+
+def test_runs_that_cannot_be_compared_have_no_plot(tmp_path: Path) -> None:
+    alone = compare(group_runs([made(tmp_path / "a", [[(1, 2)]])]))
+    unlike = [made(tmp_path / m, [[(1, 2)]], method=m, digest=m[0] * 64) for m in ("local", "ditto")]
+    for each in (alone, compare(group_runs(unlike))):
+        assert forest(each) is None and forest_text(each, Console()) == ""
+
+
+@pytest.mark.parametrize(
+    ("environment", "terminal", "coloured"),
+    [
+        ({"COLORTERM": "truecolor"}, True, True),
+        ({"COLORTERM": "truecolor", "NO_COLOR": "1"}, True, False),
+        ({"COLORTERM": "truecolor"}, False, False),
+    ],
+)
+def test_colours(
+    comparison: Comparison, environment: dict[str, str], terminal: bool, coloured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLORTERM", "COLORFGBG"):
+        monkeypatch.delenv(name, raising=False)
+    screen = {"TERM": "xterm-256color", **environment}
+    file = io.StringIO()
+    monkeypatch.setattr(file, "isatty", lambda: terminal, raising=False)
+    text = forest_text(comparison, Console(file=file, width=80, _environ=screen))
+    colour = identity("fedrep").dark
+    code = ";".join(str(int(colour[n : n + 2], 16)) for n in (1, 3, 5))
+    assert (f"38;2;{code}" in text) == coloured and ("38;2" in text) == coloured
+    assert ("\x1b" in text) == terminal
