@@ -37,6 +37,7 @@ ANALYSIS = {
     "check-method": "lightning_modules.contract.command",
     "submit": "ray_actors.submit",
     "tune": "pflsim.commands.tune",
+    "probe": "pflsim.commands.probe",
 }
 """Commands with options of their own, and the modules whose `main` they call."""
 

@@ -47,9 +47,9 @@ def main(arguments: Sequence[str]) -> int:
     parser = command_parser("tune", about, EXAMPLES)
     add = parser.add_argument
     add("settings", nargs="+", metavar="SETTING", help="method=a,b and other settings")
-    add("--trials", type=_positive, default=12, metavar="N", help="trials of each method; default: 12")
-    add("--seeds", type=_positive, default=3, metavar="N", help="runs of the chosen values of a method; default: 3")
-    add("--rounds", type=_positive, metavar="N", help="rounds of these runs; default: rounds=, those of the trials")
+    add("--trials", type=positive, default=12, metavar="N", help="trials of each method; default: 12")
+    add("--seeds", type=positive, default=3, metavar="N", help="runs of the chosen values of a method; default: 3")
+    add("--rounds", type=positive, metavar="N", help="rounds of these runs; default: rounds=, those of the trials")
     add("--into", type=Path, required=True, metavar="DIR", help="folder of the study, for its runs and tuned.md")
     add("--config-dir", action="append", default=[], metavar="DIR", help="look for groups in DIR too; may be repeated")
     options = vars(parser.parse_intermixed_args(arguments))
@@ -61,7 +61,8 @@ def main(arguments: Sequence[str]) -> int:
     return exit_status(study)
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """Return a whole number >= 1 of the command line."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text}: expected a whole number >= 1")
     return int(text)

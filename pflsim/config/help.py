@@ -22,6 +22,7 @@ Options:
   -h, --help          print this help
 
 Commands that run many experiments:
+  probe               find out whether clients should train alone, together, in groups or with personal models
   tune                tune methods with equal budgets on validation data, then compare them: tune method=local,ditto
 
 Commands that read run folders:

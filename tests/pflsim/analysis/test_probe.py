@@ -1,0 +1,129 @@
+"""The answer of `pflsim probe` from made-up runs, and how unlike clients are, against loops over examples and pairs."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from made_runs import made
+
+from pflsim.analysis.probe import (
+    FINETUNED,
+    Answer,
+    label_distance,
+    page,
+    reporting,
+    unlikeness,
+    update_cosine,
+    variance_between,
+)
+from pflsim.data.dataset import Dataset
+from pflsim.data.federated import Partition
+from pflsim.data.shifts import Change, Inversion, LabelPermutation, Shift
+from pflsim.messages import Message
+from pflsim.records.trace import write_trace
+
+CLIENTS, EXAMPLES = 8, 1000
+EQUAL = {"local": 0.7, "fedavg": 0.7, FINETUNED: 0.7, "ditto": 0.7, "ifca": 0.7}
+
+
+def answer(folder: Path, accuracy: dict[str, float], best: str = "ditto") -> Answer:
+    """Of methods with these mean accuracies and little noise; the validation accuracy of one is higher."""
+    rng, runs = np.random.default_rng(0), []
+    for method, seed in itertools.product(accuracy, range(2)):
+        right = np.rint(EXAMPLES * accuracy[method] + rng.normal(0, 5, CLIENTS)).astype(int)
+        test, val = [(int(n), EXAMPLES) for n in right], [(500 + 10 * (method == best), EXAMPLES)] * CLIENTS
+        runs.append(made(folder / f"{method}-{seed}", [test], val=[val], method=method, seed=seed))
+    return Answer.of(runs)
+
+
+@pytest.mark.parametrize(
+    ("better", "best", "ahead", "pays"),
+    [
+        ({"local": 0.8}, "ditto", {"alone"}, "No"),
+        ({"ditto": 0.8}, FINETUNED, {"alone", "together", "personal", "in groups"}, "No clear gain"),
+    ],
+)
+def test_what_is_ahead(tmp_path: Path, better: dict[str, float], best: str, ahead: set[str], pays: str) -> None:
+    """Of the two personal methods, the one with the better validation result counts, whatever the test results."""
+    found = answer(tmp_path, EQUAL | better, best=best)
+    assert {*found.ahead} == ahead and found.pays == pays
+
+
+def test_differences_and_the_clients_that_lose(tmp_path: Path) -> None:
+    found = answer(tmp_path, EQUAL | {"fedavg": 0.6, "ifca": 0.8})
+    by_method = {g.method: np.concatenate([r.counts(1)["accuracy"] for r in g.runs]) for g in found.whole.groups}
+    text, gap = " ".join(found.sentences), 100 * np.mean(by_method["ifca"] - by_method["fedavg"])
+    assert found.ahead == ["in groups"] and found.pays == "Yes"
+    assert f"IFCA (in groups) is ahead of FedAvg (together) by {gap:.1f} points" in text
+    lose = np.sum(by_method["ditto"] < by_method["local"]) / 2
+    assert (
+        "FedAvg (together) for 8, FedAvg+fine-tuning (personal) for" in text
+        and f"Ditto (personal) for {lose:g}" in text
+    )
+    html = page(found, unlike=[("labels", 0.5, "a < b")], chosen={}, trials={}, plan="", words=["data=<x>"])
+    assert "Does personalisation pay here? Yes." in html and "a &lt; b" in html and "data=&lt;x&gt;" in html
+    assert "light-dark(#ba5909, #ff964f)" in html and "tune method=ifca" in html
+
+
+def test_label_distance() -> None:
+    y, sizes = np.array([0, 0, 1, 1, 2, 2, 2, 0]), [3, 1, 4]
+    parts, expected = ([0, 0, 1], [1], [2, 2, 2, 0]), []
+    for part in parts:
+        expected.append(sum(abs(part.count(c) / len(part) - list(y).count(c) / 8) for c in range(3)) / 2)
+    assert label_distance(y, sizes) == pytest.approx(sum(expected) / 3, abs=1e-15)
+    assert label_distance(np.array([0, 0, 1, 1]), [2, 2]) == 0.5 and label_distance(np.array([0, 1, 0, 1]), [2, 2]) == 0
+
+
+def test_variance_between() -> None:
+    """Total variance is that between clients and that within them."""
+    values, sizes = np.random.default_rng(1).normal(size=(9, 3)), [2, 4, 3]
+    total = sum((row - values.mean(0)) @ (row - values.mean(0)) for row in values)
+    within = sum(
+        (row - part.mean(0)) @ (row - part.mean(0)) for part in (values[:2], values[2:6], values[6:]) for row in part
+    )
+    assert variance_between(values, sizes) == pytest.approx(1 - within / total, abs=1e-14)
+
+
+def test_update_cosine(tmp_path: Path) -> None:
+    rng, changes = np.random.default_rng(2), []
+    for client in range(3):
+        start, change = rng.normal(size=(2, 4)).astype(np.float32), rng.normal(size=(2, 4)).astype(np.float32)
+        for name, weight in (("down", start), ("up", start + change)):
+            tensors = {"net.a": torch.from_numpy(weight), "net.running_mean": torch.full((3,), 9.0 * (name == "up"))}
+            write_trace(tmp_path, 1, f"{name}_{client:03}", Message(weights=tensors), {})
+        changes.append(((start + change).astype(float) - start).ravel())
+    pairs = [a @ b / np.linalg.norm(a) / np.linalg.norm(b) for a, b in itertools.combinations(changes, 2)]
+    assert update_cosine(tmp_path / "trace" / "round_0001") == pytest.approx(np.mean(pairs), abs=1e-12)
+
+
+def test_inputs_are_compared_at_equal_labels_after_the_shift(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Label skew alone leaves no variance between clients; inverted inputs or swapped labels of one do."""
+    monkeypatch.setattr("pflsim.analysis.probe.update_cosine", lambda trace: 0.0)
+    rng, y = np.random.default_rng(3), np.repeat([0, 1], 40)
+    x = np.float32(5 * y + rng.normal(0, 0.1, 80)).reshape(80, 1, 1, 1)
+    data = Dataset("made", x, y, 2, 80)
+    skewed = Partition(*[(np.arange(36), np.arange(36, 80))] * 3)
+    labels, inputs, _ = unlikeness(data, skewed, tmp_path)
+    assert labels[1] > 0.4 and inputs[1] < 0.1
+    mixed = Partition(*[(np.arange(0, 80, 2), np.arange(1, 80, 2))] * 3, Shift((0, 1), (Change(), Inversion(50.0))))
+    labels, inputs, _ = unlikeness(data, mixed, tmp_path)
+    assert labels[1] == 0 and inputs[1] > 0.9
+    swapped = Partition(
+        *[(np.arange(0, 80, 2), np.arange(1, 80, 2))] * 3, Shift((0, 1), (Change(), LabelPermutation((1, 0))))
+    )
+    labels, inputs, _ = unlikeness(data, swapped, tmp_path)
+    assert labels[1] == 0 and inputs[1] > 0.9
+    values = Dataset("made", x, np.float32(y)[:, None] * 3, 1, 80)
+    targets, _, _ = unlikeness(values, skewed, tmp_path)
+    assert targets[0] == "targets" and 0.7 < targets[1] < 0.9  # 36 of 80 with 0, 4 and 40 with 3
+
+
+def test_fine_tuning_reports_the_personal_model_of_the_same_run(tmp_path: Path) -> None:
+    run = made(tmp_path / "run", [[(1, 2)]], reported=("global", "trained"), method="fedavg")
+    found = reporting(FINETUNED, run)
+    assert (found.method, found.reported.model, found.reported.phase) == (FINETUNED, "personal", "trained")
+    assert reporting("fedavg", run) is run
