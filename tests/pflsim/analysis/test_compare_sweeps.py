@@ -40,7 +40,7 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 @pytest.mark.slow
 def test_a_sweep_ends_with_its_table(sweep: Callable[..., str]) -> None:
     said = sweep("method=local,fedavg", "seed=0,1")
-    assert said.count("\nlocal ") == 1 and said.count("\nfedavg ") == 2
+    assert said.count("\nlocal  ") == 1 and said.count("\nfedavg  ") == 2
     assert "Differences to local" in said
 
 
