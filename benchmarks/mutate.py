@@ -1,7 +1,7 @@
 """Changes the code in one place at a time and runs tests: the mutants that survive are faults which no test finds.
 
     python -m benchmarks.mutate --tests tests/methods tests/pflsim/fusion --count 30 --seed 1
-    python -m benchmarks.mutate --files pflsim/servers/fedas.py --tests tests/methods/test_fedas.py --by-test
+    python -m benchmarks.mutate --files pflsim/servers/fedas.py --tests tests/methods/test_reception.py --by-test
 
 A mutant has another operator, comparison, constant, sign, condition or argument, or lacks a statement. It is never
 written to disk: a forked process imports the changed source and runs pytest, after the libraries are imported once.

@@ -1,7 +1,5 @@
 """A network with one hidden layer and its gradients in NumPy float64, for tests of a method's equations."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,6 +11,7 @@ from support import World, exact, softmax
 
 from lightning_modules.hosts.inline import InlineExecutor
 from pflsim.engine.execution import EvalRequest
+from pflsim.messages import Uplink
 from pflsim.seeding import torch_generator
 
 SIZES = (12, 7, 20, 9)
@@ -36,8 +35,8 @@ def started(make: World) -> Iterator[InlineExecutor]:
 
 
 def values(tensors: Mapping[str, torch.Tensor], net: str = "net") -> Arrays:
-    """Copies of a network's values from a state or a message."""
-    return [tensors[f"{net}.{name}"].double().numpy().copy() for name in NAMES]
+    """Copies of a network's values from a state or a message, which may lack some."""
+    return [tensors[f"{net}.{n}"].double().numpy().copy() for n in NAMES if f"{net}.{n}" in tensors]
 
 
 def examples(executor: InlineExecutor, client: int, split: Any = "train") -> tuple[np.ndarray, np.ndarray]:
@@ -118,6 +117,19 @@ def head_steps(
     return w, b
 
 
+def differences(loss: Callable[[], float], array: np.ndarray, step: float = 1e-6) -> np.ndarray:
+    """Central differences of a loss by each number of an array."""
+    found = np.zeros_like(array)
+    for at in np.ndindex(array.shape):
+        value, ends = array[at], []
+        for h in (step, -step):
+            array[at] = value + h
+            ends.append(loss())
+        array[at] = value
+        found[at] = (ends[0] - ends[1]) / (2 * step)
+    return found
+
+
 def plus(w: Arrays, step: float, direction: Arrays) -> Arrays:
     """w + step·direction."""
     return [a + step * b for a, b in zip(w, direction, strict=True)]
@@ -150,3 +162,14 @@ def evaluates(
         found = logits(row.client, x)
         np.testing.assert_allclose(row.loss, losses(found, y).sum(), rtol=1e-6)
         assert row.correct == (found.argmax(1) == y).sum()
+
+
+def anchored(state: Mapping[str, Any], name: str) -> Arrays:
+    """What an anchor of this name holds in a client's state."""
+    return values({k.removeprefix(f"{name}.").replace("/", "."): v for k, v in state.items() if k.startswith(name)})
+
+
+def uplinks(sent: Mapping[int, Mapping[str, np.ndarray]], sizes: Sequence[int]) -> list[Uplink]:
+    """Arrays by client and name, as clients send them."""
+    weights = {i: {k: torch.from_numpy(v.copy()) for k, v in own.items()} for i, own in sent.items()}
+    return [Uplink(own, client=i, num_examples=sizes[i]) for i, own in weights.items()]

@@ -16,8 +16,6 @@ import pytest
 from jaxtyping import install_import_hook
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
-
     from ray_actors.resources import ActorPool
 
 os.environ.setdefault("RAY_worker_niceness", "0")  # or Ray's actors get no CPU beside other tests
@@ -114,12 +112,3 @@ def pool() -> Iterator[ActorPool]:
         yield made
         made.close()
         cluster.stop(folder)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """A headless Chromium; without one the test is skipped, which says how to get it."""
-    from browsers import chromium
-
-    with chromium() as started:
-        yield started

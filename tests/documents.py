@@ -1,7 +1,5 @@
 """Reads the documentation: its files, code blocks, commands and tables."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from dataclasses import dataclass

@@ -1,10 +1,9 @@
 """Clients and servers that die, raise errors or diverge when a test has set a trap; importable in actors."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,28 +48,31 @@ class Endangered(FedProx):
         super().__init__(*arguments, mu=0.1, **settings)
         self.traps = Path(traps)
 
+    def _meets(self, trap: str, shard: Shard) -> bool:
+        """Whether this trap is on its way in this round; be killed by one that says so."""
+        name = f"{trap}_{shard.client}_{self.round_number}"
+        if trap.startswith("die"):
+            die_in(self.traps, name)
+        return caught(self.traps, name)
+
     def before_training(self, shard: Shard) -> None:
-        name = f"{shard.client}_{self.round_number}"
-        die_in(self.traps, f"die_train_{name}")
-        if caught(self.traps, f"raise_train_{name}"):
+        self._meets("die_train", shard)
+        if self._meets("raise_train", shard):
             raise ValueError("a trap in training")
-        if caught(self.traps, f"gpu_train_{name}"):
+        if self._meets("gpu_train", shard):
             raise torch.AcceleratorError("CUDA error: device-side assert triggered")
         super().before_training(shard)
 
     def reply(self, shard: Shard) -> Uplink:
-        name = f"{shard.client}_{self.round_number}"
-        die_in(self.traps, f"die_reply_{name}")
+        self._meets("die_reply", shard)
         up = super().reply(shard)
-        if caught(self.traps, f"nan_{name}"):
-            return Uplink({k: torch.full_like(v, float("nan")) for k, v in up.weights.items()}, client=up.client,
-                          num_examples=up.num_examples)  # fmt: skip
+        if self._meets("nan", shard):
+            return replace(up, weights={k: torch.full_like(v, float("nan")) for k, v in up.weights.items()})
         return up
 
     def before_evaluation(self, shard: Shard) -> None:
-        name = f"{shard.client}_{self.round_number}"
-        die_in(self.traps, f"die_evaluate_{name}")
-        if caught(self.traps, f"raise_evaluate_{name}"):
+        self._meets("die_evaluate", shard)
+        if self._meets("raise_evaluate", shard):
             raise ValueError("a trap in evaluation")
         super().before_evaluation(shard)
 

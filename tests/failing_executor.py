@@ -1,7 +1,5 @@
 """Runs of a few clients whose executor loses states at chosen calls, and what such runs leave."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

@@ -1,13 +1,14 @@
 """Short runs of five clients in which something goes wrong, and what they leave."""
 
-from __future__ import annotations
-
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from support import Records, World, plan, states
+from failing_clients import Endangered, EndangeredServer
+from support import Records, World, dropout_mlp, plan, states, world
 
+from lightning_modules.training import Training
 from pflsim.config.settings import Placement
 from pflsim.engine.plan import RunPlan
 from pflsim.engine.simulation import Simulation
@@ -18,6 +19,16 @@ from ray_actors.resources import ActorPool
 
 SIZES = (12, 7, 20, 9, 8)
 CLIENTS = len(SIZES)
+
+
+TRAINING = Training(lr=0.1, batch_size=4, momentum=0.5)
+
+
+def endangered(traps: Path, **more: Any) -> World:
+    """Clients and a server on whose way traps may be set; 0 and 3 train in a stack."""
+    clients, server = partial(Endangered, traps=str(traps)), EndangeredServer(traps=str(traps))
+    settings = {"training": TRAINING, "model": dropout_mlp, "stacks": ((0, 3),), **more}
+    return world(clients, server, sizes=SIZES, **settings)
 
 
 def on_ray(made: World, pool: ActorPool, rule: str = "retry(3)", actors: int = 2) -> RayExecutor:

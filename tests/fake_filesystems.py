@@ -1,7 +1,5 @@
 """A file system for tests, like an object store, which calls a hook."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """launch.py in a process of its own, and what is left of one."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Run folders with counts of our own choice, written by what writes real ones."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ Prints what came of it as JSON: `equal`, `restarts`, `eaten`, the lines of run.l
 which other processes of the machine have changed their use of memory, where it can show nothing because of them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

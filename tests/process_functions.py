@@ -1,7 +1,5 @@
 """Functions for processes of their own, in a module that imports little."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

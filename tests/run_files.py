@@ -1,7 +1,5 @@
 """Writes and reads files of a run folder that a run only writes, or writes in two steps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any

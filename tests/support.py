@@ -1,7 +1,5 @@
 """A small federation to test on: made-up data, a tiny net, any method."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -24,6 +22,7 @@ from lightning_modules.export import export_program
 from lightning_modules.hosts.client_factory import ClientFactory
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.loop import train
+from lightning_modules.methods.pfedcfr import PFedCFR
 from lightning_modules.nets.cnn import Cnn
 from lightning_modules.nets.mlp import Mlp
 from lightning_modules.nets.net import Net
@@ -44,6 +43,7 @@ from pflsim.records.saved_settings import saved_settings
 from pflsim.records.summary import RunMeta
 from pflsim.seeding import cohort, torch_generator
 from pflsim.servers.base import Federation, ServerRule
+from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
 from pflsim.types import ClientInfo, NewcomerRecord, RoundRecord
 
 METHODS = sorted(path.stem for path in (CONFIGS / "method").glob("*.yaml") if not path.stem.endswith("_lora"))
@@ -87,6 +87,10 @@ RUN_PARAMS = slow_except({"fedfcd", "pfedcfr"}, METHODS)
 """For tests of whole runs through the command line, which take seconds each."""
 
 
+ALL = (0, 1, 2, 3)
+"""The clients of `world`."""
+
+
 @dataclass(frozen=True)
 class World:
     """Data, recipe, server rule and federation, as `lightning_modules.prepare` makes them of settings."""
@@ -105,9 +109,6 @@ class World:
     def clients(self) -> int:
         return self.partition.clients
 
-    def with_rule(self, rule: ServerRule[Any]) -> World:
-        return replace(self, rule=rule)
-
     def on_error(self, rule: str) -> Any:
         return replace(self, settings=Settings(on_client_error=rule))
 
@@ -117,6 +118,12 @@ def inline(made: Any) -> InlineExecutor:
     executor = InlineExecutor(made)
     executor.start()
     return executor
+
+
+def pfedcfr(**more: Any) -> World:
+    """Clients of pFedCFR, each of which has a model of its own from the start."""
+    client = partial(PFedCFR, alpha=100.0, r="body", unit="module")
+    return world(client, PFedCFRServer(alpha=100.0, sigma=1e3), init="per_client", model=dropout_mlp, **more)
 
 
 def dataset(classes: int = 3, per_class: int = 40, shape: tuple[int, ...] = (1, 4, 4), seed: int = 0) -> Dataset:
@@ -369,13 +376,26 @@ def run_cohorts(made: World, cohorts: Iterable[Sequence[int]]) -> InlineExecutor
     """The executor after a round with each of these cohorts."""
     executor = made.inline()
     for t, clients in enumerate(cohorts, start=1):
-        executor.fuse(executor.run(TrainTask(t), executor.send(clients)))
+        play(executor, t, clients)
     return executor
 
 
 def uplinks_of(executor: InlineExecutor, trained: Any) -> dict[int, Uplink]:
     """What clients have sent."""
     return {up.client: up for handle in trained.uplinks for up in executor.uplinks(handle)}
+
+
+def play(executor: InlineExecutor, t: int, cohort: Sequence[int] = ALL) -> tuple[Trained[Any], dict[int, Uplink]]:
+    """Run round t of these clients; returns their training and what they have sent."""
+    trained = executor.run(TrainTask(t), executor.send(cohort))
+    sent = uplinks_of(executor, trained)
+    executor.fuse(trained)
+    return trained, sent
+
+
+def nets(found: dict[int, dict[str, Tensor]], name: str = "net") -> dict[int, dict[str, Tensor]]:
+    """A network of every client, of their private states."""
+    return {c: {k: v for k, v in state.items() if k.startswith(f"{name}.")} for c, state in found.items()}
 
 
 def steps_of(executor: InlineExecutor) -> list[tuple[str, set[str]]]:

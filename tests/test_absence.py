@@ -4,8 +4,6 @@ A client is missing in one of two ways: its reply is lost after its training, or
 receives nor trains.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection
 from dataclasses import fields

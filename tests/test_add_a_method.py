@@ -1,7 +1,5 @@
 """The example of docs/add-a-method.md, taken from the page and run."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable

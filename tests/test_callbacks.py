@@ -1,7 +1,5 @@
 """Callbacks of `pflsim.run` and `pflsim.resume`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -47,12 +45,9 @@ def test_called_in_order_with_the_records(tmp_path: Path) -> None:
     for result in (found for name, what, found in calls if (name, what) == ("a", "round")):
         line = frame[frame["round"] == result.round].iloc[0]
         assert (result.losses["ce"], result.seconds) == (line["losses.ce"], line["seconds.total"])
-        assert (result.bytes.up_bytes, result.bytes.down_bytes) == (
-            line["traffic.up_bytes"],
-            line["traffic.down_bytes"],
-        )
-    rows = calls[2][2].rows
-    assert len(rows) == len(run.per_client().query("round == 2"))
+        traffic = result.bytes.up_bytes, result.bytes.down_bytes
+        assert traffic == (line["traffic.up_bytes"], line["traffic.down_bytes"])
+    assert len(calls[2][2].rows) == len(run.per_client().query("round == 2"))
 
 
 @pytest.mark.parametrize(("at", "stop"), [pytest.param(2, {}, marks=pytest.mark.slow), (3, {"stop": {"patience": 9}})])

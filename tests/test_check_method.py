@@ -1,7 +1,5 @@
 """`check-method`: every check fails on a method that breaks it, and the command names what is wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

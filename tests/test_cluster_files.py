@@ -1,7 +1,5 @@
 """The files of configs/cluster: what Ray, Kubernetes and Slurm make of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Runs on a real cluster of a few nodes, of which some are killed."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import time

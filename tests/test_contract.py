@@ -1,7 +1,5 @@
 """What every method keeps, over every file in configs/method: found on disk, so a new method is held to it at once."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from contextlib import suppress

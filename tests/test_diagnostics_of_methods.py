@@ -1,7 +1,5 @@
 """What every method shows of a round: the same numbers as in its trace, and pictures in TensorBoard."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

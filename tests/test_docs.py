@@ -1,7 +1,5 @@
 """The documentation is true: files, names, links, commands, tables and the code that it shows."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re
@@ -128,15 +126,13 @@ def test_the_site(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
-def test_commands_compose(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_compose(command: Command, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every command is valid, of a sweep the first and the last run; nothing is run."""
     for page in (ROOT / "docs" / "add-a-method.md", command.page):
-        write_files(page, tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "DIR").mkdir()
-    (tmp_path / "visits.csv").write_text("hospital,readmitted,age\n" + "Bern,0,50\nBasel,1,60\n" * 8)
-    (tmp_path / "notes.csv").write_text("hospital,urgent,note\n" + "Bern,no,all well\nBasel,yes,in pain\n" * 8)
+        write_files(page, here)
+    Path("DIR").mkdir()
+    Path("visits.csv").write_text("hospital,readmitted,age\n" + "Bern,0,50\nBasel,1,60\n" * 8)
+    Path("notes.csv").write_text("hospital,urgent,note\n" + "Bern,no,all well\nBasel,yes,in pain\n" * 8)
     if command.arguments[:1] and command.arguments[0] in cli.ANALYSIS:
         module = importlib.import_module(cli.ANALYSIS[command.arguments[0]])
         if command.arguments[0] == "submit":
@@ -149,7 +145,7 @@ def test_commands_compose(command: Command, tmp_path: Path, monkeypatch: pytest.
         return
     options = cli._options(command.arguments[command.arguments[:1] == (cli.PARTITION,) :])
     options.overrides = [text for text in options.overrides if not text.startswith((cli.RESUME, cli.INTO))]
-    folders = [CONFIGS, *(tmp_path / folder for folder in options.config_dir)]
+    folders = [CONFIGS, *(here / folder for folder in options.config_dir)]
     with composing(folders):
         jobs = sweep(options.overrides, folders) if options.multirun else [options.overrides]
         for job in jobs if len(jobs) < 3 else (jobs[0], jobs[-1]):
@@ -193,14 +189,13 @@ def test_the_tables_of_methods() -> None:
     assert {name for name, cells in listed.items() if not cells[1]} == {"local"}
 
 
-def test_contents_of_a_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contents_of_a_run_folder(here: Path) -> None:
     """The guide's table names every file that a run leaves, and its numpy check comes out."""
-    monkeypatch.chdir(tmp_path)
     text = GUIDE.read_text(encoding="utf-8")
     (command,) = [c for c in COMMANDS if "run_dir=runs/traced" in c.arguments]
     assert cli.main(command.arguments) == 0
     named = {name for cells in rows(text, "file") for name in re.findall(r"`([\w.]+)[\w/]*`", cells[0])}
-    left = {re.sub(r"(tfevents)\..*", r"\1...", p.name) for p in (tmp_path / "runs" / "traced").iterdir()}
+    left = {re.sub(r"(tfevents)\..*", r"\1...", p.name) for p in Path("runs/traced").iterdir()}
     assert left <= named
     (block,) = [body for _, _, body in FENCE.findall(text) if "load_file" in body]
     said: list[float] = []

@@ -1,7 +1,5 @@
 """Early stopping: the round is recomputed from a run that does not stop, and a stopped run equals a shorter one."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Callable

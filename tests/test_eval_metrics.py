@@ -1,7 +1,5 @@
 """Where the metrics besides accuracy appear, and that they survive a resumed run and Ray to the bit."""
 
-from __future__ import annotations
-
 import csv
 import json
 import signal

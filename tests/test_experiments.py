@@ -1,7 +1,5 @@
 """Every file in configs/experiment composes, also with quick=true; nothing is loaded or run."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

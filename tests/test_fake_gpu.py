@@ -1,7 +1,5 @@
 """Every method's hooks with tensors on a GPU that does not exist: operations raise where devices mix."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import replace

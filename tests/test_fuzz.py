@@ -3,8 +3,6 @@
 Found on disk and in the signatures, so a new part, and a new setting, is held to it at once.
 """
 
-from __future__ import annotations
-
 import copy
 import random
 import re

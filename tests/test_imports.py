@@ -1,7 +1,5 @@
 """Imports run one way: pflsim ← lightning_modules ← ray_actors, and without cycles between the packages inside."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

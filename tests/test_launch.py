@@ -1,7 +1,5 @@
 """The command line, in this process, with the run itself replaced."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 from collections.abc import Callable

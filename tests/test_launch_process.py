@@ -1,7 +1,5 @@
 """The command line as a user runs it: exit status, streams, from another folder."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -10,6 +8,9 @@ from pathlib import Path
 import pytest
 from launched import LAUNCH, launched
 from made_runs import make_run
+
+from pflsim.config.help import usage
+from pflsim.config.names import program, started_as
 
 
 def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -73,3 +74,22 @@ def test_a_run_goes_on_when_nobody_reads_it(tmp_path: Path) -> None:
         process.stdout.close()
         assert process.wait() == 0 and "Traceback" not in process.stderr.read()
     assert json.loads((folder / "summary.json").read_text())["complete"] is True
+
+
+@pytest.mark.parametrize(
+    ("script", "command"),
+    [
+        ("launch.py", "python launch.py"),
+        ("/env/lib/python3.11/site-packages/pflsim/__main__.py", "python -m pflsim"),
+        ("/env/bin/pflsim", "pflsim"),
+        ("/env/lib/python3.11/site-packages/pytest/__main__.py", None),
+        ("-c", None),
+    ],
+)
+def test_commands_are_named_as_the_user_typed_them(
+    script: str, command: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [script, "seed=1"])
+    assert started_as(script) == command
+    assert program() == (command or "pflsim")
+    assert f"\n  {program()} resume=last  " in usage([])

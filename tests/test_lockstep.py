@@ -1,7 +1,5 @@
 """Clients that train in lockstep end as they do one by one, method by method, and the same on every placement."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import replace

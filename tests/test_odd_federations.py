@@ -1,7 +1,5 @@
 """Federations that nobody would plan and that data may bring: they run to the end, inline, and give sane figures."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """The papers' values beside the experiments: every row has a command that can be run."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import tomllib

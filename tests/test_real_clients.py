@@ -1,7 +1,5 @@
 """Real clients beside a mixed model, and Ditto beside its optimum in closed form."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

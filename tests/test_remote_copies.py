@@ -1,7 +1,5 @@
 """Runs with a remote copy, from the command line: complete at the end, downloaded, resumed, and when it fails."""
 
-from __future__ import annotations
-
 import itertools
 import signal
 from collections.abc import Callable, Iterator

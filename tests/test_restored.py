@@ -1,7 +1,5 @@
 """The server's state of every method, saved and read back, goes on to the bit."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A stopped and resumed run equals an uninterrupted one to the bit; every method is in tests/test_restored.py."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

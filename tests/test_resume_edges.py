@@ -1,7 +1,5 @@
 """Resuming a run whose folder was changed, or that failed at an awkward moment."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

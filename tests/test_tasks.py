@@ -1,10 +1,7 @@
 """Runs with other tasks, losses and metrics, from settings to comparison."""
 
-from __future__ import annotations
-
 import csv
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,20 +15,21 @@ from pflsim.data.dataset import Dataset
 from pflsim.errors import RunError, SettingsError
 from pflsim.records.history import read_history
 
+pytestmark = pytest.mark.usefixtures("here")
 SMALL: dict[str, Any] = {"data": "digits", "clients": 6, "rounds": 3, "executor": "inline", "progress": "none"}
+
+
+BINARY = {"data": "breast_cancer", "model": "tabular_mlp"}
 
 
 def branches(scores: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(scores, targets) * (1 if bool(scores.sum() > 0) else 1)
 
 
-def test_regression_from_settings_to_comparison(tmp_path: Path) -> None:
+def test_regression_from_settings_to_comparison() -> None:
     """A lower RMSE is better in every place, and predictions are in the unit of the targets."""
     task = {"name": "regression", "standardize_target": True}
-    runs = [
-        pflsim.run(method=m, task=task, partition="dirichlet", run_dir=str(tmp_path / m), **SMALL)
-        for m in ("local", "fedavg")
-    ]
+    runs = [pflsim.run(method=method, task=task, partition="dirichlet", **SMALL) for method in ("local", "fedavg")]
     for run in runs:
         lines = (run.folder / "per_client.csv").read_text().splitlines()
         rows = [row for row in csv.DictReader(lines) if row["split"] == "test"]
@@ -40,9 +38,8 @@ def test_regression_from_settings_to_comparison(tmp_path: Path) -> None:
         means = {x.round: x.evaluations[run.reported._replace(split="val")].mean for x in history}
         found = run.summary["metrics"]["rmse"][run.reported.model]["best_val"]
         assert found["round"] == min(means, key=lambda number: means[number])
-        assert found["worst_decile"] == max(
-            float(r["rmse"]) for r in rows if (int(r["round"]), r["model"]) == (found["round"], run.reported.model)
-        )
+        own = [r for r in rows if (int(r["round"]), r["model"]) == (found["round"], run.reported.model)]
+        assert found["worst_decile"] == max(float(row["rmse"]) for row in own)
         assert run.summary["primary"] == {"name": "rmse", "higher_is_better": False} and "accuracy" not in run.summary
         assert 0 < run.mean() < 6
         with pytest.raises(AttributeError, match=r'summary\["metrics"\]'):
@@ -50,39 +47,36 @@ def test_regression_from_settings_to_comparison(tmp_path: Path) -> None:
     (compared,) = pflsim.compare(runs)
     (difference,) = compared.differences
     assert runs[0].mean() < runs[1].mean() and difference.worse > difference.better and (difference.mean or 0) > 0
-    assert "rmse" in str(compared) and pflsim.report(runs, tmp_path / "report.html").is_file()
+    assert "rmse" in str(compared) and pflsim.report(runs).is_file()
     scores = pflsim.load_model(runs[0], 0)(torch.zeros(2, 1, 8, 8, dtype=torch.uint8))
     assert scores.shape == (2, 1) and 0 < float(scores.detach().mean()) < 9
 
 
-def test_a_metric_that_is_undefined_is_missing_and_counted(tmp_path: Path) -> None:
+def test_a_metric_that_is_undefined_is_missing_and_counted() -> None:
     """Two of three clients have one class."""
     x = np.random.default_rng(0).normal(size=(90, 4)).astype(np.float32)
     y = np.repeat([0, 1, 0], 30) | (np.arange(90) >= 75)
     rows = {"train": [[*range(0, 30)], [*range(30, 60)], [*range(60, 90)]]}
     rows["test"] = rows["train"].copy()
     options = {**SMALL, "data": ((x, y), (x, y)), "clients": 3, "model": "tabular_mlp", "partition": rows}
-    run = pflsim.run(method="local", eval={"primary": "auroc"}, run_dir=str(tmp_path / "a"), **options)
+    run = pflsim.run(method="local", eval={"primary": "auroc"}, **options)
     found = run.summary["metrics"]["auroc"]["personal"]["last"]
     assert (found["clients"], found["undefined"]) == (1, 2) and 0 <= found["mean"] == found["worst_decile"] <= 1
     last = run.per_client().query("round == 3 and split == 'test' and model == 'personal'")
     assert last["auroc"].isna().tolist() == [True, True, False] and 0 <= found["pooled"] <= 1
-    assert (
-        "is undefined for clients, which do not count: 2 with"
-        in pflsim.report(run, tmp_path / "report.html").read_text()
-    )
+    assert "is undefined for clients, which do not count: 2 with" in pflsim.report(run).read_text()
     rows["test"][2] = [*range(60, 75)]
     with pytest.raises(SettingsError, match=r"eval\.primary=auroc"):
-        pflsim.run(method="local", eval={"primary": "auroc"}, run_dir=str(tmp_path / "b"), **options)
+        pflsim.run(method="local", eval={"primary": "auroc"}, **options)
 
 
-def test_an_own_loss_trains_one_by_one_if_it_cannot_be_stacked(tmp_path: Path) -> None:
-    run = pflsim.run(method="fedrep", task={"loss": branches}, run_dir=str(tmp_path / "run"), **SMALL)
+def test_an_own_loss_trains_one_by_one_if_it_cannot_be_stacked() -> None:
+    run = pflsim.run(method="fedrep", task={"loss": branches}, **SMALL)
     (warning,) = run.summary["warnings"]
     assert "one by one" in warning and "task.loss=" in warning and "branches" in warning
     assert {*run.history[-1].losses} == {"head/loss", "body/loss"}
     with pytest.raises(SettingsError, match=r"lockstep=true: task\.loss="):
-        pflsim.run(method="fedrep", task={"loss": branches}, lockstep=True, run_dir=str(tmp_path / "b"), **SMALL)
+        pflsim.run(method="fedrep", task={"loss": branches}, lockstep=True, **SMALL)
 
 
 def vector(scores: Tensor, targets: Tensor) -> Tensor:
@@ -99,51 +93,44 @@ def vector(scores: Tensor, targets: Tensor) -> Tensor:
         ({"task": {"loss": "CrossEntropyLoss", "options": {"reduction": "none"}}}, "^task.loss=CrossEntropyLoss: "),
     ],
 )
-def test_a_metric_or_loss_of_several_numbers_is_refused_by_name(
-    settings: dict[str, Any], names: str, tmp_path: Path
-) -> None:
+def test_a_metric_or_loss_of_several_numbers_is_refused_by_name(settings: dict[str, Any], names: str) -> None:
     with pytest.raises(SettingsError, match=names):
-        pflsim.run(method="fedavg", run_dir=str(tmp_path / "run"), **settings, **SMALL)
+        pflsim.run(method="fedavg", **settings, **SMALL)
 
 
 @pytest.mark.parametrize(("standardize", "advised"), [(False, True), (True, False)])
-def test_large_targets_that_diverge_are_to_be_standardised(standardize: bool, advised: bool, tmp_path: Path) -> None:
+def test_large_targets_that_diverge_are_to_be_standardised(standardize: bool, advised: bool) -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(60, 4)).astype(np.float32), rng.normal(1000, 100, (60, 1)).astype(np.float32)
     task = {"name": "regression", "standardize_target": standardize}
     options = {**SMALL, "data": Dataset("far", x, y, 1, 40), "model": "tabular_mlp", "clients": 2, "lr": 1e9}
     with pytest.raises(RunError) as caught:
-        pflsim.run(method="local", partition="iid", task=task, run_dir=str(tmp_path / "run"), **options)
+        pflsim.run(method="local", partition="iid", task=task, **options)
     assert ("task.standardize_target=true" in str(caught.value)) == advised and "on_nonfinite" in str(caught.value)
 
 
 @pytest.mark.filterwarnings("ignore:Using a target size")
-def test_a_loss_that_takes_classes_for_examples_is_refused(tmp_path: Path) -> None:
+def test_a_loss_that_takes_classes_for_examples_is_refused() -> None:
     """Two outputs against two examples would be broadcast."""
     with pytest.raises(SettingsError, match="^task.loss=MSELoss: .*trial"):
-        options = {**SMALL, "data": "breast_cancer", "model": "tabular_mlp", "run_dir": str(tmp_path / "run")}
-        pflsim.run(method="fedavg", task={"loss": "MSELoss"}, **options)
+        pflsim.run(method="fedavg", task={"loss": "MSELoss"}, **SMALL | BINARY)
 
 
-def test_a_run_does_not_go_on_with_another_loss_of_the_same_name(tmp_path: Path) -> None:
+def test_a_run_does_not_go_on_with_another_loss_of_the_same_name() -> None:
     def made(power: int) -> Any:
         return lambda scores, targets: ((scores - functional.one_hot(targets, 10)).abs() ** power).mean()
 
     one = made(2)
-    first, second = (
-        pflsim.run(method="local", task={"loss": loss}, run_dir=str(tmp_path / name), **SMALL)
-        for name, loss in (("a", one), ("b", made(3)))
-    )
+    first, second = (pflsim.run(method="local", task={"loss": loss}, **SMALL) for loss in (one, made(3)))
     with pytest.raises(SettingsError, match="lambda"):
         pflsim.resume(first, rounds=4)
     assert pflsim.resume(first, rounds=4, task={"loss": one}).done == 4
     assert second.done == 3
 
 
-def test_two_classes_with_one_output_have_two_scores(tmp_path: Path) -> None:
-    options = {**SMALL, "data": "breast_cancer", "model": "tabular_mlp", "run_dir": str(tmp_path / "run")}
+def test_two_classes_with_one_output_have_two_scores() -> None:
     task = {"loss": "BCEWithLogitsLoss", "class_weights": "balanced_client"}
-    run = pflsim.run(method="ditto", task=task, eval={"metrics": ["auroc"]}, **options)
+    run = pflsim.run(method="ditto", task=task, eval={"metrics": ["auroc"]}, **SMALL | BINARY)
     model = pflsim.load_model(run, 0)
     assert model(torch.zeros(2, *model.about["shape"])).shape == (2, 2) and model.client.net.num_classes == 1
     assert run.accuracy > 0.8 and run.mean("auroc") > 0.8

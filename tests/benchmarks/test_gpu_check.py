@@ -1,7 +1,5 @@
 """The check of a GPU, tried on the CPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Mutants: what is changed, and that a test's verdict is about the changed code."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

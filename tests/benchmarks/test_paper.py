@@ -1,7 +1,5 @@
 """Runs beside a paper's values: which runs are used, and the notes on the others."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Digests of runs and data: what changes them, how files are compared, and that actors have those of inline runs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """From figures to tables."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

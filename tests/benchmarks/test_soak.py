@@ -1,7 +1,5 @@
 """The soak test: what it kills and when, how it compares runs, and its report."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What is held for one round: no part of the state, but with the module wherever it goes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

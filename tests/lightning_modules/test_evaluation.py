@@ -1,6 +1,4 @@
-"""What a host returns for its models' predictions."""
-
-from __future__ import annotations
+"""What a host returns for its models' predictions, and class means of features."""
 
 import math
 
@@ -9,9 +7,12 @@ import pytest
 import torch
 from sklearn.metrics import f1_score, log_loss
 from support import rounds, softmax, world
+from torch import nn
 
 from lightning_modules.evaluation import confusion
 from lightning_modules.methods.fedavg import FedAvg
+from lightning_modules.prototypes import class_means
+from pflsim.data.federated import FORWARD_BATCH, Examples
 from pflsim.engine.execution import EvalRequest
 from pflsim.servers.fedavg import FedAvg as FedAvgRule
 from pflsim.tasks.metrics import metrics_of
@@ -51,3 +52,18 @@ def test_a_host_computes_the_metrics_of_its_models() -> None:
         assert row.metrics == pytest.approx(expected, abs=1e-6)
         assert (row.outcomes is not None) == (row.split == "test")
         assert row.split == "val" or np.array_equal(row.outcomes[1], y)  # type: ignore[index]
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 100])
+def test_against_numpy(batch_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FORWARD_BATCH, "cpu", batch_size)
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, size=(11, 1, 2, 3)).astype(np.uint8), np.array([0, 2, 2, 0, 4, 4, 4, 0, 2, 4, 0])
+    torch.manual_seed(0)
+    layer = nn.Conv2d(1, 2, 1).double()
+    found = class_means(lambda v: layer(v.double()), Examples(torch.from_numpy(x), torch.from_numpy(y)), 5)
+    assert found.counts.tolist() == [4, 0, 3, 0, 4]
+    features = layer(torch.from_numpy(x).double() / 255).detach().flatten(1).numpy()
+    for j in (0, 2, 4):
+        np.testing.assert_allclose(found.means[j].numpy(), features[y == j].mean(0), rtol=1e-5, atol=1e-7)
+    assert not found.means.requires_grad

@@ -1,7 +1,5 @@
 """Models of finished runs: loaded with `pflsim.load_model`, and written by `export`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

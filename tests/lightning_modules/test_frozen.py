@@ -1,7 +1,5 @@
 """Frozen parameters: constants that a host holds once, and that are neither trained, sent nor saved with clients."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models of Hugging Face and PEFT with random weights, and adapters by PEFT."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,9 +1,8 @@
 """Lightning's loggers in a run: CSV always, Weights & Biases (offline) and MLflow (local files) where installed."""
 
-from __future__ import annotations
-
 import csv
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -41,14 +40,13 @@ def test_csv_starts_anew_when_a_run_is_resumed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
 def test_a_package_that_is_missing_is_named_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str], name: str
 ) -> None:
     """A folder of the package's name, which it leaves behind itself, is no package."""
     paths = [path for path in sys.path if not (Path(path) / name).exists()]
     monkeypatch.setattr(sys, "path", [str(tmp_path), *paths])
     (tmp_path / name).mkdir()
-    assert cli.main([*RUN, f"tracking.loggers=[csv,{name}]", f"run_dir={tmp_path / 'run'}"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line = refused(*RUN, f"tracking.loggers=[csv,{name}]", f"run_dir={tmp_path / 'run'}")
     assert f"pip install 'pflsim[{name}]'" in line and not (tmp_path / "run").exists()
 
 

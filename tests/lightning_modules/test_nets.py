@@ -1,7 +1,5 @@
 """Every network: shapes, sizes, names and fusion units, by every file in configs/model."""
 
-from __future__ import annotations
-
 import importlib
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Optimisers, learning-rate schedules and clipping: the loop is torch's own, and stacks of clients equal the loop."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any
@@ -30,6 +28,7 @@ from pflsim.servers.local import Local as LocalServer
 
 ADAM = OptimizerChoice("adam", {"betas": (0.8, 0.95), "eps": 1e-6})
 CASES: list[dict[str, Any]] = [
+    {"momentum": 0.6, "weight_decay": 0.3},
     {"optimizer": OptimizerChoice("adam")},
     {"optimizer": ADAM, "weight_decay": 0.02, "clip_grad_norm": 0.5},
     {"optimizer": OptimizerChoice("adamw"), "weight_decay": 0.1},

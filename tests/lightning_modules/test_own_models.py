@@ -1,7 +1,5 @@
 """Modules of a user as networks: body and head, the check before a run, and runs with them."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Batches, schedules and the training loop."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -97,14 +95,6 @@ def test_phases_that_take_turns_do_the_same_share() -> None:
         assert [name for name, *_ in module.seen] == (
             ["penalty", "ce"] * 2 if every == "batch" else ["penalty"] * 2 + ["ce"] * 2
         )
-
-
-def test_passes_are_drawn_as_they_always_were() -> None:
-    """A permutation for each pass, drawn when its turn comes, and nothing else."""
-    drawn = [index.tolist() for index in draw(5, 2, epochs=2)]
-    order = generator()
-    permutations = [torch.randperm(5, generator=order).tolist() for _ in range(2)]
-    assert drawn == [part for p in permutations for part in (p[:2], p[2:4], p[4:])]
 
 
 # Schedules

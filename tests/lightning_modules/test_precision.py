@@ -1,7 +1,5 @@
 """precision=bf16: the nets compute in bfloat16, everything else in float32."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -63,10 +61,10 @@ def test_states_and_messages_are_float32(method: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["fedavg", "fedproto"])
 def test_lockstep_and_loop_differ_by_rounding(method: str, tmp_path: Path) -> None:
-    found = [
-        run(tmp_path / how, f"method={method}", f"lockstep={how}", "precision=bf16")[1] for how in ("true", "false")
-    ]
-    losses = [[row.loss for row in records.records[-1].evaluations] for records in found]
+    losses = []
+    for how in ("true", "false"):
+        _, found = run(tmp_path / how, f"method={method}", f"lockstep={how}", "precision=bf16")
+        losses.append([row.loss for row in found.records[-1].evaluations])
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
 
 

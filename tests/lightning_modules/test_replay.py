@@ -1,7 +1,5 @@
 """Replayed steps on a CPU: a tape of operations at fixed addresses stands in for a CUDA graph."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path

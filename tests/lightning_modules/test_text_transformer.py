@@ -1,7 +1,5 @@
 """The transformer for token sequences against NumPy, its padding, and clients in lockstep."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

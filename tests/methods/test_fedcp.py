@@ -1,7 +1,5 @@
 """FedCP: a policy splits each example's features between a private and a global head."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -9,19 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from by_hand import SIZES, evaluates, losses, started
-from support import BATCH_NORM, World, dataset, run_cohorts, same, states, uplinks_of, world
+from by_hand import SIZES, differences, evaluates, losses, started
+from support import ALL, BATCH_NORM, World, dataset, play, states, world
 
 from lightning_modules.methods.fedcp import FedCP
-from lightning_modules.methods.fedper import FedPer
 from lightning_modules.nets.cnn import MapCnn
 from lightning_modules.training import Training
 from pflsim.engine.execution import TrainTask
 from pflsim.messages import Message
-from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.gpfl import GPFL as Server
 
-ALL: tuple[int, ...] = (0, 1, 2, 3)
 LR, LAM = 0.2, 0.7
 Named = dict[str, np.ndarray]
 
@@ -69,7 +64,7 @@ def client(w: World) -> tuple[Any, Named]:
 def test_objective_and_steps_by_hand() -> None:
     """Both terms, and three steps along the gradient of their sum, by central differences of the NumPy terms."""
     module, w = client(fedcp(lam=LAM))
-    context, received = w["net.head.weight"].sum(0), dict(w)
+    context, received = w["net.head.weight"].sum(0), {k: v.copy() for k, v in w.items()}
     trained = [k for k in w if not k.startswith("global_head.")]
     step, rng = module.make_step(*module.schedule()), np.random.default_rng(1)
 
@@ -83,15 +78,7 @@ def test_objective_and_steps_by_hand() -> None:
         np.testing.assert_allclose(module.predict(batch[0]).detach(), ensemble(w, context, x), rtol=1e-9)
         found = {name: float(value) for name, value in module.optimise(batch, step).items()}
         assert found == pytest.approx(dict(zip(("ce", "mmd"), terms(w, x, y), strict=True)), rel=1e-9, abs=1e-12)
-        slopes = {key: np.zeros_like(w[key]) for key in trained}
-        for key in trained:
-            for place in np.ndindex(w[key].shape):
-                ends = []
-                for h in (1e-6, -1e-6):
-                    moved = w[key].copy()
-                    moved[place] += h
-                    ends.append(sum(terms({**w, key: moved}, x, y)))
-                slopes[key][place] = (ends[0] - ends[1]) / 2e-6
+        slopes = {key: differences(lambda x=x, y=y: sum(terms(w, x, y)), w[key]) for key in trained}
         for key in trained:
             got = module.get_parameter(key).detach().numpy().copy()
             np.testing.assert_allclose(got, w[key] - LR * slopes[key], rtol=1e-6, atol=2e-8, err_msg=key)
@@ -101,12 +88,9 @@ def test_objective_and_steps_by_hand() -> None:
 def test_what_is_sent_fused_and_judged() -> None:
     """Means of body, policy and (h_i + h)/2; an absent client is judged with all three, and its own context."""
     with started(fedcp(lam=LAM)) as executor:
-        before: dict[str, Any] = {}
-        for t, cohort in ((1, ALL), (2, (0, 2))):
-            before = {c: {k: v.numpy().copy() for k, v in s.items()} for c, s in states(executor).items()}
-            trained = executor.run(TrainTask(t), executor.send(cohort))
-            sent = uplinks_of(executor, trained)
-            executor.fuse(trained)
+        play(executor, 1)
+        before = states(executor)[1]["net.head.weight"].clone()
+        _, sent = play(executor, 2, (0, 2))
         now = {c: {k: v.numpy() for k, v in s.items()} for c, s in states(executor).items()}
         common = {k: v.numpy() for k, v in executor.server.state.weights.items()}
         for key, value in common.items():
@@ -116,21 +100,12 @@ def test_what_is_sent_fused_and_judged() -> None:
             np.testing.assert_allclose(value, np.average(own, 0, [SIZES[0], SIZES[2]]), rtol=1e-12)
             np.testing.assert_array_equal(sent[0].weights[key].numpy(), own[0])
         assert not any(key.startswith("net.head.") for key in common)
-        np.testing.assert_array_equal(now[1]["net.head.weight"], before[1]["net.head.weight"])
+        np.testing.assert_array_equal(now[1]["net.head.weight"], before)
 
         def judged(c: int, x: np.ndarray) -> np.ndarray:
             return ensemble({**now[c], **common}, now[c]["net.head.weight"].sum(0), x)
 
         evaluates(executor, 2, judged, "personal received")
-
-
-def test_equal_heads_count_the_bias_twice() -> None:
-    """Wz + 2b, whatever the policy says."""
-    module, w = client(fedcp())
-    x = torch.rand(5, 1, 4, 4, dtype=torch.float64)
-    module.global_head.load_state_dict(module.net.head.state_dict())
-    expected = rectified(w, x.flatten(1).numpy()) @ w["net.head.weight"].T + 2 * w["net.head.bias"]
-    np.testing.assert_allclose(module.predict(x).detach(), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("model", [None, BATCH_NORM])
@@ -150,33 +125,6 @@ def test_the_first_step_of_a_round_does_not_depend_on_the_penalty(model: Any) ->
     assert all(torch.allclose(value.double(), other[key].double(), rtol=1e-12) for key, value in one.items())
     one, other = moved(0.0, 3), moved(9.0, 3)
     assert not all(torch.allclose(value.double(), other[key].double(), rtol=1e-9) for key, value in one.items())
-
-
-class Gate(torch.nn.Module):
-    """Gives everything to the private head."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([torch.full_like(x, 1e4), torch.zeros_like(x)], 1)
-
-
-class AllPrivate(FedCP):
-    def __init__(self, *arguments: Any):
-        super().__init__(*arguments, lam=0.0)
-        self.policy = Gate()  # type: ignore[assignment]
-
-    def receive(self, downlink: Message) -> None:
-        super().receive(downlink)
-        torch.nn.init.zeros_(self.global_head.bias)  # type: ignore[arg-type]
-
-
-def test_all_features_for_a_private_head_is_fedper() -> None:
-    """To the bit."""
-    training = Training(lr=LR, batch_size=4)
-    nets = []
-    for method in (AllPrivate, FedPer):
-        executor = run_cohorts(world(method, FedAvgServer(), training=training), [ALL, (0, 2), ALL])
-        nets.append({c: {k: v for k, v in s.items() if k.startswith("net.")} for c, s in states(executor).items()})
-    assert same(*nets)
 
 
 def test_noise_in_training_only() -> None:

@@ -1,7 +1,5 @@
 """FedDBE: a private vector beside the features, and their running mean near the global one."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -25,7 +23,7 @@ from by_hand import (
     started,
     values,
 )
-from support import World, dataset, rounds, states, world
+from support import ALL, World, dataset, rounds, states, world
 
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.feddbe import FedDBE
@@ -36,7 +34,6 @@ from pflsim.messages import Message
 from pflsim.seeding import seeded_global
 from pflsim.servers.feddbe import FedDBE as Server
 
-ALL: tuple[int, ...] = (0, 1, 2, 3)
 LR, DECAY, KAPPA, MU = 0.3, 0.5, 3.0, 0.4
 MAPS = partial(MapCnn, hidden_channels=3, channels=2, kernel=3, padding=1, hidden=4)
 

@@ -1,7 +1,5 @@
 """FedDecomp: the sum of a shared weight and a private one of low rank."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -9,17 +7,14 @@ import numpy as np
 import pytest
 import torch
 from by_hand import SIZES, Arrays, batches, close, evaluates, gradient, mean, plus, scores, started, values
-from support import BATCH_NORM, World, normed, rounds, run_cohorts, same, states, steps_of, world
+from support import ALL, World, normed, play, rounds, run_cohorts, same, states, steps_of, world
 
-from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.feddecomp import FedDecomp
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
-from pflsim.engine.execution import EvalRequest, TrainTask
-from pflsim.servers.fedavg import FedAvg as Mean
+from pflsim.engine.execution import EvalRequest
 from pflsim.servers.feddecomp import FedDecomp as Server
 
-ALL = (0, 1, 2, 3)
 LR, RANKS = 0.3, (2, 1)
 """⌊0.4·min(5, 16)⌋ and ⌊0.4·min(3, 5)⌋."""
 
@@ -70,7 +65,7 @@ def test_two_rounds_by_hand(weighting: str, scale: Any) -> None:
                     ]
                 ends.append(w)
             sigma = mean(ends, SIZES if weighting == "samples" else [1] * 4)
-            executor.fuse(executor.run(TrainTask(t), executor.send(ALL)))
+            play(executor, t)
             for i, state in states(executor).items():
                 close(values(state), ends[i])
                 for found, expected in zip(factors(state), own[i], strict=True):
@@ -108,34 +103,12 @@ def test_statistics_of_the_weights_that_predict(model: Any) -> None:
         torch.testing.assert_close(module.net.body[2].running_mean, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("model", [None, normed, BATCH_NORM], ids=["mlp", "batch_norm", "cnn"])
-def test_without_personal_epochs_it_is_fedavg(model: Any) -> None:
-    given: Any = {"training": Training(lr=0.2, batch_size=5, momentum=0.5, local_epochs=2), "model": model}
-    one, other = feddecomp(personal_epochs=0, **given).inline(), world(FedAvg, Mean(), **given).inline()
-    for executor in (one, other):
-        rounds(executor, 3, 4, fraction=0.75)
-    net = {c: {k: v for k, v in state.items() if k.startswith("net.")} for c, state in states(one).items()}
-    assert same(net, states(other))
-
-
 def test_without_shared_epochs_clients_are_independent() -> None:
     made = feddecomp(shared_epochs=0, sizes=(9, 9, 9, 9))
     together, alone = run_cohorts(made, [ALL] * 3), run_cohorts(made, [[2]] * 3)
     assert same({2: states(together)[2]}, {2: states(alone)[2]})
     for key, value in together.server.state.weights.items():
         assert torch.equal(value, made.federation.initial[key])
-
-
-def test_what_is_received_is_common_and_of_low_rank() -> None:
-    executor = feddecomp(linear_rank=0.7).inline()
-    rounds(executor, 2, 4)
-    own = states(executor)
-    down = executor.server.downlinks(range(4))
-    assert all(message.weights is down[0].weights and not message.extra for message in down.values())
-    assert not any(key.startswith(("a.", "b.")) for key in down[0].weights)
-    for key, rank in (("body/fc1/weight", 3), ("head/weight", 2)):
-        assert not torch.equal(own[0][f"a.{key}"], own[1][f"a.{key}"])
-        assert np.linalg.matrix_rank((own[0][f"b.{key}"] @ own[0][f"a.{key}"]).numpy()) == rank
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """FedFomo: weights and update by independent NumPy, whom the server sends to whom, and what it costs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from by_hand import NAMES, losses, scores
-from support import World, normed, rounds, states, world
+from support import World, normed, play, rounds, same, states, world
 
 from lightning_modules.hosts import client_host
 from lightning_modules.losses import mean_loss
@@ -48,6 +46,18 @@ def own(module: FedFomo) -> dict[str, torch.Tensor]:
     return {k: v.clone() for k, v in module.state_dict().items() if k.startswith("net.")}
 
 
+def weighed(module: FedFomo, shard: Shard, models: dict[int, Any]) -> dict[str, torch.Tensor]:
+    """The model with which the client begins to train, having received these candidates."""
+    module.receive(message(models))
+    module.before_training(shard)
+    return own(module)
+
+
+def began(trained: Any, start: Any) -> dict[str, torch.Tensor]:
+    """The state of a client whose last training led from one model to another."""
+    return {**trained, **{f"previous.{k}": v for k, v in start.items()}, "started": torch.tensor(True)}
+
+
 # By NumPy -------------------------------------------------------------------------------------------------------------
 
 
@@ -75,17 +85,16 @@ def test_update(baseline: str, seed: int) -> None:
     worst, start, trained, good, better, best = by_loss[::-1]
     if baseline == "own":
         start, trained = trained, start
-    module.load_state_dict({**trained, **{f"previous.{k}": v for k, v in start.items()}, "started": torch.tensor(True)})
+    module.load_state_dict(began(trained, start))
     models = {0: good, 2: worst, 3: best, 5: better}
-    module.receive(message(models))
-    module.before_training(shard)
+    mixed = weighed(module, shard, models)
     base = arrays(start if baseline == "previous" else trained)
     all_models = {**models, 1: trained}
     u = {n: usefulness(base, arrays(m), shard) for n, m in all_models.items()}
     positive = {n: max(0.0, v) for n, v in u.items()}
     total = sum(positive.values())
     assert {n for n, v in positive.items() if v} == ({0, 1, 3, 5} if baseline == "previous" else {0, 3, 5})
-    for key, value in own(module).items():
+    for key, value in mixed.items():
         expected = base[key] + sum(positive[n] / total * (arrays(m)[key] - base[key]) for n, m in all_models.items())
         np.testing.assert_allclose(value.numpy(), expected, rtol=1e-4, atol=1e-6)
         assert torch.equal(module.state_dict()[f"previous.{key}"], value), "local training begins here"
@@ -103,7 +112,7 @@ def setting(baseline: str = "previous") -> tuple[FedFomo, Shard, dict[str, torch
     module, shard = executor.host.module, executor.host.shards[1]
     models = sorted((noisy(own(module), n, 1.0) for n in range(20)), key=lambda m: loss_of(arrays(m), shard))
     best, middle, worst = models[0], models[5], models[-1]
-    module.load_state_dict({**best, **{f"previous.{k}": v for k, v in middle.items()}, "started": torch.tensor(True)})
+    module.load_state_dict(began(best, middle))
     module.clear_anchors()
     return module, shard, best, worst
 
@@ -111,26 +120,21 @@ def setting(baseline: str = "previous") -> tuple[FedFomo, Shard, dict[str, torch
 @pytest.mark.parametrize("baseline", ["previous", "own"])
 def test_candidates_that_do_not_help_leave_the_client_its_own(baseline: str) -> None:
     module, shard, trained, bad = setting(baseline)
-    module.receive(message({0: bad, 2: bad}))
-    module.before_training(shard)
-    assert all(torch.allclose(v, trained[k], atol=1e-6) for k, v in own(module).items())
+    found = weighed(module, shard, {0: bad, 2: bad})
+    assert all(torch.allclose(v, trained[k], atol=1e-6) for k, v in found.items())
     assert all(value < 0 for value in module.reply(shard).numbers.values())
 
 
 def test_where_training_did_not_help_either_the_client_goes_back() -> None:
     module, shard, trained, bad = setting()
-    module.load_state_dict({**bad, **{f"previous.{k}": v for k, v in trained.items()}, "started": torch.tensor(True)})
-    module.receive(message({0: bad}))
-    module.before_training(shard)
-    assert all(torch.equal(v, trained[k]) for k, v in own(module).items())
+    module.load_state_dict(began(bad, trained))
+    assert same({0: weighed(module, shard, {0: bad})}, {0: trained})
 
 
 def test_without_candidates_the_client_keeps_its_model() -> None:
     module, shard, _, bad = setting()
     module.load_state_dict({**module.state_dict(), **bad})
-    module.receive(Message())
-    module.before_training(shard)
-    assert all(torch.equal(v, bad[k]) for k, v in own(module).items())
+    assert same({0: weighed(module, shard, {})}, {0: bad})
     assert not module.reply(shard).numbers
 
 
@@ -138,20 +142,18 @@ def test_models_that_have_diverged_and_equal_ones_have_no_weight() -> None:
     module, shard, trained, _ = setting("own")
     broken = {k: torch.full_like(v, float("nan")) for k, v in trained.items()}
     huge = {k: torch.full_like(v, 1e30) for k, v in trained.items()}
-    module.receive(message({0: broken, 2: trained, 3: huge}))
-    module.before_training(shard)
-    assert all(torch.equal(v, trained[k]) for k, v in own(module).items())
+    assert same({0: weighed(module, shard, {0: broken, 2: trained, 3: huge})}, {0: trained})
     assert set(module.reply(shard).numbers.values()) == {0.0}
 
 
 @pytest.mark.parametrize("baseline", ["previous", "own"])
 def test_previous_is_where_the_last_local_training_began(baseline: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over rounds: not what came out of it. The next round's candidates are compared with it."""
-    began: dict[int, dict[str, torch.Tensor]] = {}
+    begun: dict[int, dict[str, torch.Tensor]] = {}
     real = client_host.train
 
     def watched(module: FedFomo, examples: Any, order: Any, work: float) -> Any:
-        began[next(i for i, s in executor.host.shards.items() if s.train is examples)] = own(module)
+        begun[next(i for i, s in executor.host.shards.items() if s.train is examples)] = own(module)
         return real(module, examples, order, work)
 
     monkeypatch.setattr(client_host, "train", watched)
@@ -159,7 +161,7 @@ def test_previous_is_where_the_last_local_training_began(baseline: str, monkeypa
     executor = w.inline()
     rounds(executor, 2, 4)
     for client, state in states(executor).items():
-        for key, value in began[client].items():
+        for key, value in begun[client].items():
             assert torch.equal(state[f"previous.{key}"], value) and not torch.equal(state[key], value)
     before, sent = states(executor)[1], executor.send([1])
     (handle,) = executor.run(TrainTask(3), sent).uplinks
@@ -199,8 +201,7 @@ def test_distances_are_over_parameters_alone() -> None:
         found_losses.append(float(torch.nn.functional.cross_entropy(module.net.eval()(x), y).detach()))
     module.load_state_dict({**module.state_dict(), **start})
     module.train()  # losses are those in evaluation mode all the same
-    module.receive(message({0: far}))
-    module.before_training(shard)
+    weighed(module, shard, {0: far})
     distance = 0.1 * np.sqrt(sum(start[k].numel() for k in module.shared_parameters()))
     found = module.reply(shard).numbers["usefulness/0"]
     assert found == pytest.approx((found_losses[0] - found_losses[1]) / distance, rel=1e-4)
@@ -227,15 +228,13 @@ def test_running_statistics(buffers: Any) -> None:
     sent = {k: v + 0.01 * ("running_mean" in k) for k, v in better.items() if k in w.federation.initial}
     assert any(k in sent for k in stats) == (buffers == "aggregate")
     module.load_state_dict({**module.state_dict(), **worse})
-    module.receive(message({1: sent}))
-    module.before_training(shard)
-    assert all(torch.allclose(v, sent[k], atol=1e-5) for k, v in own(module).items() if k in sent)
+    mixed = weighed(module, shard, {1: sent})
+    assert all(torch.allclose(mixed[k], v, atol=1e-5) for k, v in sent.items())
     if buffers == "local":
-        assert all(torch.equal(own(module)[k], worse[k]) for k in stats)
+        assert all(torch.equal(mixed[k], worse[k]) for k in stats)
     if buffers == "recalibrate":
-        found = own(module)
         module.recalibrate(shard.train)
-        assert all(torch.allclose(own(module)[k], found[k], atol=1e-6) for k in stats)
+        assert all(torch.allclose(own(module)[k], mixed[k], atol=1e-6) for k in stats)
 
 
 def test_validation_loss_takes_all_examples(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,9 +261,8 @@ def test_the_best_by_affinity_are_sent() -> None:
     rule, state = server(p, models=3)
     assert rule.choose(state, 2) == [0, 3, 5]
     assert set(candidates(rule.downlink(state, 2))) == {0, 3, 5}
-    assert [rule.choose(replace(state, rounds=r), 2) for r in range(101, 120)] == [[0, 3, 5]] * 19, (
-        "no exploration left"
-    )
+    later = [rule.choose(replace(state, rounds=r), 2) for r in range(101, 120)]
+    assert later == [[0, 3, 5]] * 19, "no exploration left"
 
 
 def test_exploration_decays() -> None:
@@ -318,10 +316,10 @@ def test_affinity_grows_by_what_clients_report() -> None:
 def test_the_last_model_of_every_client_that_has_reported_is_on_offer() -> None:
     w = fomo(models=10)
     executor = w.inline()
-    executor.fuse(executor.run(TrainTask(1), executor.send([0, 2])))
+    play(executor, 1, [0, 2])
     first = states(executor)
     assert set(candidates(executor.server.downlinks([3])[3])) == {0, 2}
-    executor.fuse(executor.run(TrainTask(2), executor.send([1, 2])))
+    play(executor, 2, [1, 2])
     second = states(executor)
     found = candidates(executor.server.downlinks([3])[3])
     assert set(found) == {0, 1, 2}
@@ -336,13 +334,12 @@ def test_a_client_that_first_takes_part_late_starts_from_its_own_model() -> None
     """Also where what is private starts differently on every client: what it was before training is its model."""
     w = world(FedFomo, Server(models=10), init="per_client")
     executor = w.inline()
-    executor.fuse(executor.run(TrainTask(1), executor.send([0, 2])))
+    play(executor, 1, [0, 2])
     module, shard = executor.host.module, executor.host.shards[1]
     module.load_state_dict(dict(executor.host.states[1]))
     assert all(torch.equal(v, w.federation.initial[k]) for k, v in own(module).items())  # type: ignore[arg-type]
     models = candidates(executor.server.downlinks([1])[1])
-    module.receive(message(models))
-    module.before_training(shard)
+    weighed(module, shard, models)
     base = arrays(w.federation.initial)
     for n, value in models.items():
         found = module.reply(shard).numbers[f"usefulness/{n}"]

@@ -1,7 +1,5 @@
 """FedPAC: alignment with global class means, and heads mixed by the weights of small quadratic programs."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import combinations
 from typing import Any
@@ -25,7 +23,7 @@ from by_hand import (
     started,
     values,
 )
-from support import BATCH_NORM, World, after, run_cohorts, same, states, uplinks_of, world
+from support import ALL, BATCH_NORM, World, after, play, run_cohorts, same, states, world
 
 from lightning_modules.methods.fedpac import FedPAC
 from lightning_modules.methods.fedrep import FedRep
@@ -35,7 +33,6 @@ from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.fedpac import FedPAC as Server
 from pflsim.servers.fedpac import head_weights
 
-ALL: tuple[int, ...] = (0, 1, 2, 3)
 SIZES = (2, 7, 20, 9)
 """Client 0 has two classes of three."""
 LR, HEAD_LR, LAM = 0.2, 0.6, 1.5
@@ -89,9 +86,7 @@ def test_three_rounds_by_hand() -> None:
         heads = [common[2:]] * 4
         means: dict[int, np.ndarray] = {}
         for t, cohort in ((1, (0,)), (2, ALL), (3, (1, 2, 3)), (4, (0,))):
-            trained = executor.run(TrainTask(t), executor.send(cohort))
-            sent = uplinks_of(executor, trained)
-            executor.fuse(trained)
+            trained, sent = play(executor, t, cohort)
             own, v, h, counted = dict[int, Arrays](), [], [], []
             for client in cohort:
                 (x, y), w = examples(executor, client), [*common[:2], *heads[client]]

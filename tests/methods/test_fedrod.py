@@ -1,21 +1,17 @@
 """FedRoD: the balanced softmax trains what is shared, the personal head trains alone on top of it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from by_hand import SIZES, batches, close, evaluates, features, gradient, mean, plus, scores, slope, started, values
-from support import World, dataset, rounds, states, world
+from support import ALL, World, dataset, rounds, states, world
 
 from lightning_modules.methods.fedrod import FedRoD
 from lightning_modules.training import Training
 from pflsim.data.dataset import Dataset
 from pflsim.servers.fedavg import FedAvg as Server
-
-ALL: tuple[int, ...] = (0, 1, 2, 3)
 
 
 def fedrod(**settings: Any) -> World:

@@ -1,7 +1,5 @@
 """Floco: heads on a simplex of weights, and a region of it for each client after a survey."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from functools import partial
@@ -11,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from by_hand import Arrays, batches, close, evaluates, examples, gradient, mean, plus, scores, started
-from support import BATCH_NORM, Records, World, after, dataset, plan, prepared, rounds, same, states, world
+from by_hand import SIZES, Arrays, batches, close, evaluates, examples, gradient, mean, plus, scores, started
+from support import ALL, BATCH_NORM, Records, World, after, dataset, plan, play, prepared, same, states, world
 
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.floco import Floco
 from lightning_modules.training import Training
-from pflsim.engine.execution import ReplyTask, TrainTask
+from pflsim.engine.execution import ReplyTask
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
 from pflsim.messages import payload_bytes
@@ -25,11 +23,9 @@ from pflsim.records.history import client_traffic
 from pflsim.seeding import seeded_global
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.floco import Floco as Server
-from pflsim.servers.floco import onto_simplex, subregions
+from pflsim.servers.floco import subregions
 from pflsim.types import Traffic
 
-ALL: tuple[int, ...] = (0, 1, 2, 3)
-SIZES = (12, 7, 20, 9)
 LR, RHO, M = 0.4, 0.3, 3
 TRAINING = Training(lr=LR, batch_size=4)
 
@@ -75,16 +71,6 @@ def points_by_hand(g: np.ndarray, count: int) -> np.ndarray:
 def test_projection_by_hand() -> None:
     g = np.random.default_rng(4).normal(size=(6, 8)) * 0.4
     np.testing.assert_allclose(subregions(torch.from_numpy(g), M), points_by_hand(g, M), rtol=1e-9, atol=1e-9)
-
-
-def test_projection_onto_a_simplex_of_another_size() -> None:
-    """proj_{zΔ}(κ)/z = proj_Δ(κ/z)."""
-    kappa = np.random.default_rng(0).normal(size=(20, 4))
-    for z in (0.01, 0.3):
-        found = onto_simplex(torch.from_numpy(kappa / z)).numpy()
-        np.testing.assert_allclose(found.sum(1), 1, rtol=1e-12)
-        np.testing.assert_allclose(found * z, [z * nearest(k / z) for k in kappa], atol=1e-12)
-        assert (found >= 0).all()
 
 
 def test_more_endpoints_than_clients_and_equal_clients() -> None:
@@ -147,7 +133,7 @@ def test_rounds_before_and_after_a_survey_by_hand() -> None:
                 for client, alpha in alphas.items():
                     close([executor.server.state.alphas[client].numpy()], [alpha], 1e-8)
                 close(arrays(executor.server.state.weights), w)
-            executor.fuse(executor.run(TrainTask(t), executor.send(cohort)))
+            play(executor, t, cohort)
             ends = []
             for client in cohort:
                 with seeded_global(0, "train", client, t):
@@ -183,15 +169,6 @@ def test_points_stay_in_simplex_and_region() -> None:
     assert torch.equal(region(centre.tolist(), rho=0.0).draw(), centre)
     far = torch.stack([region(centre.tolist(), rho=9.0).draw() for _ in range(50)])
     assert (far > -1e-6).all()
-
-
-def test_equal_endpoints_make_the_point_irrelevant() -> None:
-    module: Any = floco().factory.build().double()
-    weights = module.net.head.endpoints
-    weights.data.copy_(weights.data[:1].expand_as(weights))
-    x = torch.rand(5, 1, 4, 4, dtype=torch.float64)
-    module.alpha.copy_(torch.tensor([0.7, 0.3, 0.0]))
-    torch.testing.assert_close(module.predict(x), module.predict_global(x), rtol=1e-12, atol=1e-12)
 
 
 class SameHead(Floco):
@@ -245,16 +222,5 @@ def test_a_survey_is_no_round_but_counts_as_traffic(tmp_path: Any) -> None:
     for t, cohort in enumerate(cohorts, start=1):
         if t == 2:
             by_rounds.fuse(by_rounds.run(ReplyTask(2), by_rounds.send(ALL)))
-        by_rounds.fuse(by_rounds.run(TrainTask(t), by_rounds.send(cohort)))
+        play(by_rounds, t, cohort)
     assert same(states(executor), states(by_rounds))
-
-
-def test_a_round_is_rolled_back_with_its_survey() -> None:
-    executor = floco().inline()
-    rounds(executor, 1, 4)
-    executor.commit()
-    before = executor.server.state
-    executor.fuse(executor.run(ReplyTask(2), executor.send(ALL)))
-    executor.fuse(executor.run(TrainTask(2), executor.send(ALL)))
-    executor.rollback()
-    assert executor.server.state is before

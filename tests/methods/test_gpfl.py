@@ -1,7 +1,5 @@
 """GPFL: its equations by NumPy in float64, and what must hold of it."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any
@@ -9,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from by_hand import losses
-from support import World, dataset, run_cohorts, states, world
+from by_hand import differences, losses
+from support import ALL, World, dataset, run_cohorts, states, world
 
 from lightning_modules.methods.gpfl import GPFL
 from lightning_modules.nets.cnn import MapCnn
@@ -22,7 +20,6 @@ from pflsim.servers.gpfl import GPFL as Server
 
 LR, LAM, MU = 0.2, 0.7, 0.3
 LABELS = np.array([0, 2, 2, 0, 1, 0, 0, 2])
-ALL = (0, 1, 2, 3)
 
 
 def gpfl(*, extra: dict[str, Any] | None = None, **settings: Any) -> World:
@@ -97,15 +94,11 @@ def test_objective_and_steps_by_hand() -> None:
         assert set(found) == set(expected)
         for name, (value, _) in expected.items():
             assert math.isclose(float(found[name]), float(value), rel_tol=1e-10), name
-        gradient = {k: np.zeros_like(v) for k, v in weights.items()}
-        for key, value in weights.items():
-            for place in np.ndindex(value.shape):
-                ends = []
-                for h in (1e-6, -1e-6):
-                    moved = value.copy()
-                    moved[place] += h
-                    ends.append(sum(v for v, _ in terms_by_hand({**weights, key: moved}, fixed, x, y).values()))
-                gradient[key][place] = (ends[0] - ends[1]) / 2e-6
+
+        def total(w: dict[str, np.ndarray] = weights, x: np.ndarray = x, y: np.ndarray = y) -> float:
+            return sum(v for v, _ in terms_by_hand(w, fixed, x, y).values())
+
+        gradient = {k: differences(total, v) for k, v in weights.items()}
         weights = {k: v - LR * gradient[k] for k, v in weights.items()}
         for key, value in weights.items():
             got = module.get_parameter(key).detach().numpy()

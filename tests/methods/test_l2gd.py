@@ -1,7 +1,5 @@
 """L2GD: the algorithm by hand, and that models travel only when the coin turns from local to aggregation."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -9,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from by_hand import close, examples, gradient, mean, plus, started, values
-from support import World, normed, prepared, rounds, same, states, trained_states, world
+from support import ALL, World, normed, prepared, rounds, same, states, trained_states, world
 
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.l2gd import L2GD
@@ -20,7 +18,6 @@ from pflsim.messages import Message, Uplink
 from pflsim.seeding import coin
 from pflsim.servers.l2gd import L2GD as Server
 
-ALL = (0, 1, 2, 3)
 TRAINING = Training(lr=0.1, batch_size=4)
 MODEL = (16 * 5 + 5 + 5 * 3 + 3) * 4
 """Bytes of the model."""

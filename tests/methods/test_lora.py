@@ -1,7 +1,5 @@
 """FedSA-LoRA and FFA-LoRA: what of the adapters is trained, shared and frozen, and rounds by hand."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """MOON: the contrast of features by its equation, and when there is none."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -20,7 +18,7 @@ from by_hand import (
     started,
     values,
 )
-from support import World, normed, rounds, same, states, world
+from support import ALL, World, normed, rounds, same, states, world
 from torch import nn
 
 from lightning_modules.methods.fedavg import FedAvg
@@ -29,8 +27,6 @@ from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
 from pflsim.engine.execution import TrainTask
 from pflsim.servers.fedavg import FedAvg as Server
-
-ALL: tuple[int, ...] = (0, 1, 2, 3)
 
 
 def moon(mu: float = 1.0, **settings: Any) -> World:

@@ -1,7 +1,5 @@
 """A penalty under which training would diverge is refused before the run starts, for every method."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

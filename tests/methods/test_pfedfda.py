@@ -1,7 +1,5 @@
 """pFedFDA: Gaussian classifiers, interpolated with the global one by cross-validation."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -9,28 +7,26 @@ import numpy as np
 import pytest
 import torch
 from by_hand import Arrays, backward, batches, close, examples, features, losses, mean, plus, slope, started, values
-from scipy.stats import multivariate_normal
 from sklearn.model_selection import StratifiedKFold
-from support import World, prepared, states, uplinks_of, world
+from support import ALL, World, play, prepared, states, world
 
 from lightning_modules.hosts.inline import InlineExecutor
-from lightning_modules.methods.pfedfda import PFedFDA, discriminant
+from lightning_modules.methods.pfedfda import PFedFDA
 from lightning_modules.training import Training
 from pflsim.data.federated import Examples, Shard
-from pflsim.engine.execution import EvalRequest, TrainTask
+from pflsim.engine.execution import EvalRequest
 from pflsim.servers.pfedfda import COVARIANCE, MEANS, lower_triangle, symmetric
 from pflsim.servers.pfedfda import PFedFDA as Server
 
-ALL: tuple[int, ...] = (0, 1, 2, 3)
 SIZES = (3, 7, 20, 9)
 """Client 0 has one example of each class."""
 LR, RIDGE = 0.1, 0.05
 Gaussian = tuple[np.ndarray, np.ndarray]
 
 
-def pfedfda(client: type[PFedFDA] = PFedFDA, sizes: tuple[int, ...] = SIZES, **settings: Any) -> World:
-    training = Training(lr=LR, batch_size=4)
-    return world(partial(client, **{"cov_ridge": RIDGE, **settings}), Server(), training=training, sizes=sizes)
+def pfedfda(**settings: Any) -> World:
+    client, training = partial(PFedFDA, cov_ridge=RIDGE, **settings), Training(lr=LR, batch_size=4)
+    return world(client, Server(), training=training, sizes=SIZES)
 
 
 # By hand ------------------------------------------------------------------------------------------------------------
@@ -96,9 +92,7 @@ def test_two_rounds_by_hand(single: bool) -> None:
         common = executor.server.state.gaussian[MEANS].numpy().copy(), np.eye(5)
         assert common[0].min() >= 0 and common[0].max() < 1 and len(np.unique(common[0])) == common[0].size
         for t, cohort in ((1, (0, 1, 2)), (2, ALL)):
-            trained = executor.run(TrainTask(t), executor.send(cohort))
-            sent = uplinks_of(executor, trained)
-            executor.fuse(trained)
+            trained, sent = play(executor, t, cohort)
             bodies, gaussians = list[Arrays](), list[Gaussian]()
             for client in cohort:
                 x, y = examples(executor, client)
@@ -122,7 +116,7 @@ def test_two_rounds_by_hand(single: bool) -> None:
             weights = [SIZES[client] for client in cohort]
             body, common = mean(bodies, weights), tuple(mean([list(g) for g in gaussians], weights))  # type: ignore
             state = executor.server.state
-            close([state.weights[f"net.body.fc1.{k}"].numpy() for k in ("weight", "bias")], body, 1e-9)
+            close(values(state.weights), body, 1e-9)
             close([state.gaussian[MEANS].numpy(), symmetric(state.gaussian[COVARIANCE], 5).numpy()], list(common), 1e-9)
             for client in ALL:  # client 3 is absent in round 1
                 (x, y), (beta, weight, bias) = examples(executor, client), judged(executor, client, t)
@@ -133,66 +127,7 @@ def test_two_rounds_by_hand(single: bool) -> None:
                 close([weight, bias], list(expected), 1e-8)
 
 
-def test_logits_are_the_log_densities_up_to_a_constant() -> None:
-    """Of the Gaussians of all classes with their shares."""
-    rng = np.random.default_rng(2)
-    root, mu, pi, z = rng.normal(size=(4, 4)), rng.normal(size=(3, 4)), np.array([0.2, 0.5, 0.3]), rng.normal(size=4)
-    sigma = root @ root.T
-    shrunk = (1 - 1e-4) * sigma + 1e-4 * np.trace(sigma) / 4 * np.eye(4)
-    weight, bias = discriminant((torch.from_numpy(mu), torch.from_numpy(sigma)), torch.from_numpy(pi))
-    log = [multivariate_normal(m, shrunk).logpdf(z) + np.log(p) for m, p in zip(mu, pi, strict=True)]
-    offsets = weight.numpy() @ z + bias.numpy() - log
-    np.testing.assert_allclose(offsets, offsets[0], rtol=1e-9)
-
-
-def test_equal_spheres_predict_the_nearest_mean() -> None:
-    torch.manual_seed(0)
-    mu, z = torch.randn(3, 4).double(), torch.randn(50, 4).double()
-    weight, bias = discriminant((mu, 0.3 * torch.eye(4).double()), torch.full((3,), 1 / 3).double())
-    assert torch.equal((z @ weight.T + bias).argmax(1), torch.cdist(z, mu).argmin(1))
-
-
-def test_lower_triangle() -> None:
-    root = torch.randn(4, 4)
-    assert torch.equal(symmetric(lower_triangle(root + root.T), 4), root + root.T)
-    assert lower_triangle(root).numel() == 10
-
-
 # What must hold -----------------------------------------------------------------------------------------------------
-
-
-class Fixed(PFedFDA):
-    """With a given β."""
-
-    value = 0.0
-
-    def _best_beta(self, *arguments: Any) -> torch.Tensor:
-        return torch.full((2,), self.value)
-
-
-class Local(Fixed):
-    value = 1.0
-
-
-def test_only_global_statistics_and_equal_shares_give_one_classifier() -> None:
-    with started(pfedfda(Fixed, (9, 9, 9, 9))) as executor:
-        for t in (1, 2):
-            executor.fuse(executor.run(TrainTask(t), executor.send(ALL)))
-        first, *others = (judged(executor, client, 2) for client in ALL)
-        for other in others:
-            close(list(other), list(first), 1e-12)
-
-
-def test_only_own_statistics_are_averaged() -> None:
-    with started(pfedfda(Local)) as executor:
-        common = executor.server.state.gaussian[MEANS].numpy(), np.eye(5)
-        executor.fuse(executor.run(TrainTask(1), executor.send(ALL)))
-        own = []
-        for client in ALL:
-            x, y = examples(executor, client)
-            own.append(list(estimate(features(values(states(executor)[client]), x), y, common)))
-        found = executor.server.state.gaussian
-        close([found[MEANS].numpy(), symmetric(found[COVARIANCE], 5).numpy()], mean(own, SIZES), 1e-9)
 
 
 @pytest.mark.parametrize(("setting", "last"), [("false", 2), ("true", 4)])

@@ -1,7 +1,5 @@
 """pFedMe: its equations against NumPy in float64, and what must hold of it."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

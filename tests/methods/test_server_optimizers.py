@@ -1,7 +1,5 @@
 """Server optimisers in runs: where they step, what they leave, their names, and who refuses them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,15 +1,13 @@
 """Tables over the methods: what each reports, sends and refuses, and what it reduces to."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from functools import cache
 
 import pytest
 import torch
-from support import METHOD_PARAMS, refusing, rounds, same, slow_except, states
+from support import ALL, METHOD_PARAMS, prepared, refusing, rounds, same, slow_except, states
 
-from lightning_modules.contract.checks import BATCH_NORM, equal, inline
+from lightning_modules.contract.checks import BATCH_NORM, equal, inline, newcomers_join
 from lightning_modules.contract.command import maker
 from lightning_modules.prepare import PreparedRun
 from pflsim.config.compose import CONFIGS
@@ -20,7 +18,6 @@ from pflsim.records.checkpoint_write import to_containers as plain
 
 NET, BODY, HEAD = "net.body net.head", "net.body", "net.head"
 MEANS = "prototypes"
-ALL = (0, 1, 2, 3)
 TABLE = {
     # the model that is reported, what round 3 sends to a client and what the client replies
     "apfl": ("personal trained", NET, NET),
@@ -77,6 +74,8 @@ NO_GLOBAL = {"fedfcd", "fedfomo", "fedgh", "fedproto", "fedtgp", "fesem", "gpfl"
 NO_GLOBAL |= {"fedcp", "fedpac", "pfedfda"}
 NO_GLOBAL |= {"pfedhn", "pfedla", "pfedpm", "r_pfedpm"}
 """Methods without a model for all clients."""
+JOINING = {"fedcac": NET, "fesem": "extra/centre", "floco": NET, "heurpfedla": NET}
+"""What a newcomer is sent, where it is something else than a client of the federation."""
 
 
 @cache
@@ -107,6 +106,8 @@ def test_what_is_reported_and_what_travels(method: str) -> None:
     (handle,) = executor.run(TrainTask(3), sent).uplinks
     messages = [executor.downlink(sent.downlinks[c]) for c in ALL]
     assert {contents(m) for m in messages} == {down} or method == "heurpfedla"  # each client keeps a unit of its own
+    joining = {contents(m) for m in executor.server.downlinks(ALL, joining=True).values()}
+    assert joining == {JOINING.get(method, down)}
     assert {contents(m) for m in executor.uplinks(handle)} == {up}
     assert (executor.evaluate(EvalRequest("global", "received", (0,), ("test",), 2)) == []) == (method in NO_GLOBAL)
 
@@ -189,12 +190,16 @@ REDUCTIONS = [
     ("fedper base=0", "local", "net", False),
     ("fedproto lam=0", "local", "net", False),
     ("fedprox mu=0", "fedavg", "net", False),
+    ("fedselect alpha=0", "pfedcfr r=0 mu=0", "net", False),
     ("fedtgp lam=0 server_epochs=2", "local", "net", False),
+    ("fesem groups=1", "pfedcfr r=0 mu=0", "net", False),
     ("heurpfedla k=0", "pfedla", "net", False),
     ("ifca groups=1", "fedavg", "net", False),
     ("l2gd p=0", "local", "net", False),
     ("moon mu=0", "fedavg", "net", False),
     ("pfedcfr r=1 unit=model", "fedamp", "net", False),
+    ("pfedpm lam=0", "local", "net", False),
+    ("pfedpm lam=0 alternate=batch distance=mse predict=relation", "local", "net", False),
 ]
 RUNS = {
     "mlp": ("local_epochs=null", "local_steps=5", "momentum=0.5", "lr_decay=0.9"),
@@ -218,9 +223,10 @@ def ends(method: str, settings: tuple[str, ...], run: str, name: str = "net") ->
 def test_reductions(which: str, other: str, name: str, always: bool, run: str) -> None:
     """To the bit, running statistics included; with the defaults it is another method."""
     method, *settings = which.split()
-    if run == "batch_norm" and which in ("fedbn", "apfl alpha=1", "fedcac tau=0"):
+    another, *others = other.split()
+    if run == "batch_norm" and which in ("fedbn", "apfl alpha=1", "fedcac tau=0", "fedselect alpha=0"):
         pytest.skip("running statistics are of the client's own layers, or of the mixture")
-    expected = ends(other, (), run)
+    expected = ends(another, tuple(others), run)
     assert same(ends(method, tuple(settings), run, name), expected)
     assert same(ends(method, (), run, name), expected) == always
 
@@ -246,3 +252,15 @@ def test_a_fusion_changes_nothing_it_was_given(method: str) -> None:
     before = deepcopy([plain(state), *map(plain, uplinks)])
     fused = [plain(rule.fuse(state, uplinks)) for _ in range(2)]
     assert equal([plain(state), *map(plain, uplinks)], before) and equal(*fused)
+
+
+@pytest.mark.parametrize("odd", [["precision=bf16"], ["model=tabular_mlp", "model.hidden=[]", "data=wine"]])
+@pytest.mark.parametrize("method", METHOD_PARAMS)
+def test_rounds_and_newcomers(method: str, odd: list[str]) -> None:
+    few = ["clients=4", "partition=iid", "split.validation=0.2", "rounds=2", "batch_size=8"]
+    try:
+        prepared(f"method={method}", *few, *odd)
+    except SettingsError as error:
+        assert "body" in str(error)
+        return
+    newcomers_join(lambda *more: prepared(f"method={method}", *few, *odd, *more))

@@ -1,7 +1,5 @@
 """The functions of `pflsim`, as a script or a notebook calls them."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,15 +1,16 @@
-"""Randomness is a function of (seed, purpose, client, round) and of nothing else."""
-
-from __future__ import annotations
+"""Randomness is a function of (seed, purpose, client, round) and of nothing else; cohorts."""
 
 import hashlib
-import itertools
+import re
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pflsim.seeding import evaluated, numpy_generator, seed_for, seeded_global, torch_generator
+from pflsim.errors import SettingsError
+from pflsim.seeding import cohort, cohort_size, evaluated, numpy_generator, seed_for, seeded_global, torch_generator
 
 
 def test_seed_is_the_top_63_bits_of_blake2b_of_the_text() -> None:
@@ -20,19 +21,6 @@ def test_seed_is_the_top_63_bits_of_blake2b_of_the_text() -> None:
     }.items():
         eight = hashlib.blake2b(text, digest_size=8).digest()
         assert seed_for(*args) == sum(byte << (8 * at) for at, byte in enumerate(eight)) // 2
-
-
-def test_seed_never_changes() -> None:
-    """Written down, so that a result of today can be had again in years."""
-    assert seed_for(0, "init") == 2302344847443564332
-    assert seed_for(7, "batches", 3, 12) == 4493896169798987371
-
-
-def test_every_part_matters() -> None:
-    grid = list(itertools.product(range(3), ("batches", "train", "init"), range(-1, 12), range(-1, 12)))
-    seeds = {seed_for(*args) for args in grid}
-    assert len(seeds) == len(grid)
-    assert all(0 <= seed < 2**63 for seed in seeds)
 
 
 def test_generators_repeat_and_leave_the_global_ones_alone() -> None:
@@ -71,3 +59,40 @@ def test_seeded_global_puts_the_state_back(fails: bool) -> None:
 def test_the_seed_chooses_which_clients_are_evaluated() -> None:
     chosen = [evaluated(5, seed, 100, (1, 2)) for seed in (0, 0, 1)]
     assert chosen[0] == chosen[1] != chosen[2] and all(len({*own}) == 5 for own in chosen)
+
+
+counts = st.integers(1, 300)
+fractions = st.floats(0.001, 1.0)
+
+
+@given(st.integers(0, 2**31), st.integers(1, 1000), counts, fractions)
+def test_cohort_is_a_sorted_draw_without_replacement(seed: int, t: int, clients: int, fraction: float) -> None:
+    try:
+        size = cohort_size(clients, fraction)
+    except SettingsError:
+        assert fraction * clients < 0.5 + 1e-9
+        return
+    drawn = cohort(seed, t, clients, fraction)
+    assert len(drawn) == size and abs(size - fraction * clients) <= 0.5 + 1e-9
+    assert list(drawn) == sorted(set(drawn)) and set(drawn) <= set(range(clients))
+    assert all(type(client) is int for client in drawn)
+    assert drawn == cohort(seed, t, clients, fraction)
+
+
+def test_half_is_rounded_up() -> None:
+    assert [cohort_size(25, f) for f in (0.1, 0.02, 0.5)] == [3, 1, 13]
+
+
+def test_rounds_and_seeds_differ_and_every_client_is_drawn() -> None:
+    rounds = [cohort(0, t, 20, 0.25) for t in range(1, 60)]
+    assert len(set(rounds)) > 50
+    assert set().union(*rounds) == set(range(20))
+    assert rounds != [cohort(1, t, 20, 0.25) for t in range(1, 60)]
+
+
+@given(st.integers(1, 3000))
+def test_a_fraction_that_selects_nobody_is_refused_with_one_that_works(clients: int) -> None:
+    with pytest.raises(SettingsError, match="selects none") as caught:
+        cohort_size(clients, 0.49 / clients)
+    advised = re.search(r"one client is fraction=(\S+)", str(caught.value))
+    assert advised and cohort_size(clients, float(advised[1])) == 1

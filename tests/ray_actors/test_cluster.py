@@ -1,7 +1,5 @@
 """Ray on this machine: reachable from this machine only, shared by the runs of a sweep, and gone without a trace."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,23 +1,19 @@
 """Actors are killed for real, and the results are equal to the bit."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
-from failing_clients import ALWAYS, Endangered, EndangeredServer, set_trap
-from failure_runs import SIZES, on_ray, outcome, take_log
+from failing_clients import ALWAYS, set_trap
+from failure_runs import endangered, on_ray, outcome, take_log
 from ray.exceptions import OutOfMemoryError, RayActorError
-from support import Records, World, agree, dropout_mlp, world
+from support import Records, World, agree
 
-from lightning_modules.training import Training
 from pflsim.errors import ClientError, RunError, ServerError
 from pflsim.types import RoundRecord
 from ray_actors import executor as remote
@@ -29,16 +25,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> World:
     """Five clients; the first two train in lockstep."""
-    traps = str(tmp_path_factory.mktemp("traps"))
-    return world(
-        partial(Endangered, traps=traps),
-        EndangeredServer(traps=traps),
-        sizes=SIZES,
-        training=Training(lr=0.1, batch_size=4, momentum=0.5),
-        model=dropout_mlp,
-        init="per_client",
-        stacks=((0, 3),),
-    )
+    return endangered(tmp_path_factory.mktemp("traps"), init="per_client")
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Actors on GPUs, all of which are pretended here: what they ask for, what they are shown, and on what they work."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from functools import partial

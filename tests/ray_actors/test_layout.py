@@ -1,7 +1,5 @@
 """Which clients live on which actor, and what actors request, without starting anything."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

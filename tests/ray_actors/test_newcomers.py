@@ -1,7 +1,5 @@
 """Clients that are held out of the training: what they are sent, how they train, and that nobody else notices."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Mapping
@@ -18,67 +16,30 @@ from torch import Tensor, nn
 
 from lightning_modules.base import ClientModule
 from lightning_modules.hosts.inline import InlineExecutor
-from lightning_modules.methods.fedalp import FedALP
 from lightning_modules.methods.fedavg import FedAvg
-from lightning_modules.methods.fedfcd import FedFCD
 from lightning_modules.methods.fedfomo import FedFomo
-from lightning_modules.methods.gpfl import GPFL
-from lightning_modules.methods.local import Local
 from lightning_modules.methods.pfedcfr import PFedCFR
 from lightning_modules.methods.pfedme import PFedMe
-from lightning_modules.methods.pfedpm import PFedPM
 from lightning_modules.nets.net import Net
 from lightning_modules.phases import Phase, Schedule
 from lightning_modules.training import Training
 from pflsim import cli
 from pflsim.data.federated import Examples
-from pflsim.engine.execution import EvalRequest, FinetuneTask, ReplyTask, Sent, TrainTask
+from pflsim.engine.execution import EvalRequest, FinetuneTask, Sent, TrainTask
 from pflsim.messages import Message
 from pflsim.params import BODY, HEAD
 from pflsim.servers.base import ServerRule
-from pflsim.servers.fedalp import FedALP as FedALPServer
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
-from pflsim.servers.fedfcd import FedFCD as FedFCDServer
 from pflsim.servers.fedfomo import FedFomo as FedFomoServer
 from pflsim.servers.fedfomo import candidates
-from pflsim.servers.gpfl import GPFL as GPFLServer
-from pflsim.servers.local import Local as LocalServer
 from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
 from pflsim.servers.pfedme import PFedMe as PFedMeServer
-from pflsim.servers.pfedpm import PFedPM as PFedPMServer
 
 
 def fewer(w: World, clients: int) -> World:
     """The same, but the server knows of the first clients only."""
     return replace(w, federation=replace(w.federation, clients=w.federation.clients[:clients]))
 
-
-def joined(client: Any, rule: ServerRule[Any], count: int = 3) -> tuple[Message, Any, ServerRule[Any]]:
-    """What client 3 is sent after some rounds of the other three."""
-    executor = fewer(world(client, rule), 3).inline()
-    if rule.initial_round:
-        executor.fuse(executor.run(ReplyTask(), Sent.nothing(range(3))))
-    rounds(executor, count, 3)
-    return executor.server.downlinks([3], joining=True)[3], executor.server.state, rule
-
-
-def test_what_a_newcomer_is_sent() -> None:
-    message, state, _ = joined(FedAvg, FedAvgServer())
-    assert message.weights is state.weights
-    message, state, _ = joined(FedALP, FedALPServer(groups=2, warmup=0.1))
-    assert message.weights is state.weights and state.mixtures
-    message, _, _ = joined(Local, LocalServer())
-    assert message == Message()
-    message, state, _ = joined(PFedPM, PFedPMServer())
-    assert message == Message(prototypes=state.features)
-    server = FedFCDServer(feature_alignment=True, decision_fusion=True)
-    message, state, _ = joined(FedFCD, server)
-    assert message == Message(weights=state.head, prototypes=state.means) and state.head
-    message, state, _ = joined(GPFL, GPFLServer())
-    assert message.weights is state.weights and "embeddings.weight" in state.weights
-
-
-# What comes of it, worked out again ----------------------------------------------------------------------------------
 
 JOINING = EvalRequest("personal", "received", (3,), ("test",), 3, joining=True)
 
@@ -144,7 +105,9 @@ def test_a_newcomer_of_fedfomo_weighs_its_candidates() -> None:
 
 def test_of_a_table_of_models_a_newcomer_is_sent_the_mean() -> None:
     client = partial(PFedCFR, alpha=100.0, r="body", unit="module")
-    message, state, _ = joined(client, PFedCFRServer(alpha=100.0, sigma=1e3))
+    executor = fewer(world(client, PFedCFRServer(alpha=100.0, sigma=1e3)), 3).inline()
+    rounds(executor, 3, 3)
+    message, state = executor.server.downlinks([3], joining=True)[3], executor.server.state
     assert len(state.table) == 3 and set(message.weights) == set(state.table[0])
     for key, value in message.weights.items():
         expected = np.mean([state.table[i][key].double().numpy() for i in range(3)], axis=0)

@@ -1,27 +1,20 @@
 """What is lost with a node, and how that is found out; a whole run that loses one, on a real Ray that has one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
 from failing_executor import PLAN, bare
-from failure_runs import SIZES as FIVE
-from failure_runs import on_ray
+from failure_runs import SIZES, TRAINING, on_ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, ObjectLostError, OwnerDiedError, RayTaskError
-from support import Records, World, agree, dropout_mlp, planned, states, world
+from support import Records, World, agree, pfedcfr, planned, states
 
-from lightning_modules.methods.pfedcfr import PFedCFR
-from lightning_modules.training import Training
 from pflsim.engine.execution import NodeLost, TrainTask
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import RunError
 from pflsim.records.folder import LOG, run_log
-from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
 from ray_actors import executor as remote
 from ray_actors.client_actor import Environment
 from ray_actors.resources import ActorPool
@@ -38,10 +31,7 @@ LOST, LATE = ObjectLostError("ab" * 28, None, ""), GetTimeoutError("late")
 
 def small() -> World:
     """Four of the five clients train."""
-    made = world(
-        partial(PFedCFR, alpha=100.0, r="body", unit="module"), PFedCFRServer(alpha=100.0, sigma=1e3), sizes=FIVE,
-        training=Training(lr=0.1, batch_size=4, momentum=0.5), model=dropout_mlp, init="per_client",
-    )  # fmt: skip
+    made = pfedcfr(sizes=SIZES, training=TRAINING)
     return replace(made, federation=replace(made.federation, clients=made.federation.clients[:4]))
 
 

@@ -1,7 +1,5 @@
 """Ray kills an actor because memory runs out, and the result is equal to the bit."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

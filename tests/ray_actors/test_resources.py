@@ -1,7 +1,5 @@
 """Resources on a real Ray with one node: reserved as a whole, refused with a message, used again, and given back."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import time

@@ -1,7 +1,5 @@
 """Submitting: what is checked before anything is uploaded, what arrives, and the command that the job runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

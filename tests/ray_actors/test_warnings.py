@@ -1,7 +1,5 @@
 """Results that are doubtful: a warning on standard error, in run.log, in summary.json and in the report, once."""
 
-from __future__ import annotations
-
 import json
 import math
 from contextlib import closing

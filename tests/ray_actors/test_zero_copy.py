@@ -1,7 +1,5 @@
 """What arrives is what was sent, and its tensors are the memory that was handed over."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A client or a server rule that keeps values outside its state is refused, with the attribute's name."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any, ClassVar
 

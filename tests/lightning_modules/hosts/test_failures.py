@@ -1,39 +1,23 @@
 """Clients that raise errors or diverge: every rule for them, in this process and on actors."""
 
-from __future__ import annotations
-
 import traceback
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from failing_clients import ALWAYS, Endangered, EndangeredServer, set_trap
-from failure_runs import SIZES, on_ray, outcome, take_log
-from support import World, agree, dropout_mlp, inline, same, world
+from failing_clients import ALWAYS, set_trap
+from failure_runs import endangered, on_ray, outcome, take_log
+from support import World, agree, inline, same
 
 from lightning_modules.hosts.client_host import Reply
 from lightning_modules.hosts.failures import Failure, nonfinite
 from lightning_modules.hosts.inline import InlineExecutor
-from lightning_modules.training import Training
 from pflsim.config.settings import OnError
 from pflsim.engine.execution import TrainTask
 from pflsim.errors import ClientError, SettingsError
 from pflsim.messages import Prototypes, Uplink
 from ray_actors.resources import ActorPool
-
-
-def made_with(traps: Path, on_nonfinite: str = "abort", stacks: tuple[tuple[int, ...], ...] = ((0, 3),)) -> World:
-    return world(
-        partial(Endangered, traps=str(traps)),
-        EndangeredServer(traps=str(traps)),
-        sizes=SIZES,
-        training=Training(lr=0.1, batch_size=4, momentum=0.5),
-        model=dropout_mlp,
-        stacks=stacks,
-        on_nonfinite=on_nonfinite,
-    )
 
 
 @pytest.fixture
@@ -50,7 +34,7 @@ def executors(made: World, pool: ActorPool, rule: str) -> list[Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("trap", ["raise_train_2_2", "raise_train_3_1", "raise_evaluate_4_2"])
 def test_what_goes_away_by_itself_changes_nothing(trap: str, traps: Path, pool: ActorPool, tmp_path: Path) -> None:
-    made = made_with(traps)
+    made = endangered(traps)
     straight = outcome(inline(made), tmp_path)
     for executor in executors(made, pool, "retry(1)"):
         set_trap(traps, trap)
@@ -62,7 +46,7 @@ def test_what_goes_away_by_itself_changes_nothing(trap: str, traps: Path, pool: 
 
 def test_a_gpu_that_fails_ends_a_run_in_this_process(traps: Path, tmp_path: Path) -> None:
     """No retry can succeed, and the groups after it would fail too."""
-    executor = inline(made_with(traps))
+    executor = inline(endangered(traps))
     set_trap(traps, "gpu_train_2_2")
     with pytest.raises(ClientError, match="client 2 .*device-side assert"):
         outcome(executor, tmp_path)
@@ -75,7 +59,7 @@ def test_a_gpu_that_fails_ends_a_run_in_this_process(traps: Path, tmp_path: Path
 
 def test_a_failure_keeps_no_frames(traps: Path) -> None:
     """They would keep the tensors of the failed attempt until the next one has ended."""
-    executor = inline(made_with(traps))
+    executor = inline(endangered(traps))
     set_trap(traps, "raise_train_2_1")
     failure = executor.host.run_groups(TrainTask(1), [(2,)], executor.send([2]).downlinks)[2]
     frames = [frame for frame, _ in traceback.walk_tb(failure.error.__cause__.__traceback__)]
@@ -89,7 +73,7 @@ def test_an_error_that_stays_is_printed_once_and_ends_the_run(
     rule: str, shown: int, traps: Path, pool: ActorPool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Client, round, phase and actor, with the traceback, on standard error and in the run folder."""
-    made = made_with(traps)
+    made = endangered(traps)
     for executor in executors(made, pool, rule):
         set_trap(traps, "raise_train_2_2", ALWAYS)
         with pytest.raises(ClientError, match="client 2 failed in round 2 .local training.: ValueError: a trap"):
@@ -105,7 +89,7 @@ def test_an_error_that_stays_is_printed_once_and_ends_the_run(
 @pytest.mark.slow
 def test_drop_goes_on_without_it(traps: Path, pool: ActorPool, tmp_path: Path) -> None:
     """As if it had been absent in that round, also in a stack, whose others train without it."""
-    made = made_with(traps)
+    made = endangered(traps)
     for trap, clients in (("raise_train_2_2", (2,)), ("raise_train_3_2", (3,))):
         absent = outcome(inline(made), tmp_path, absentees=((), clients, ()))
         for executor in executors(made, pool, "drop"):
@@ -117,7 +101,7 @@ def test_drop_goes_on_without_it(traps: Path, pool: ActorPool, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_drop_in_an_evaluation_leaves_its_rows_out(traps: Path, pool: ActorPool, tmp_path: Path) -> None:
-    made = made_with(traps)
+    made = endangered(traps)
     straight = outcome(inline(made), tmp_path)
     for executor in executors(made, pool, "drop"):
         set_trap(traps, "raise_evaluate_4_2")
@@ -134,10 +118,10 @@ def test_drop_in_an_evaluation_leaves_its_rows_out(traps: Path, pool: ActorPool,
 def test_values_that_are_not_finite(client: int, traps: Path, pool: ActorPool, tmp_path: Path) -> None:
     """Abort says what and whose; drop is as if it had been absent; keep fuses it and says so. 3 is in a stack."""
     trap = f"nan_{client}_2"
-    made = made_with(traps)
+    made = endangered(traps)
     absent = outcome(inline(made), tmp_path, absentees=((), (client,), ()))
     for rule in ("abort", "drop", "keep"):
-        for executor in executors(made_with(traps, rule), pool, "retry(3)"):
+        for executor in executors(endangered(traps, on_nonfinite=rule), pool, "retry(3)"):
             set_trap(traps, trap)
             if rule == "abort":
                 words = f"client {client} failed in round 2 .*values of net.body.fc1.weight are not finite.*drop"
@@ -186,7 +170,7 @@ def test_other_rules_are_refused(text: str) -> None:
 @pytest.mark.slow
 def test_stragglers_and_absentees_of_a_plan(traps: Path, pool: ActorPool, tmp_path: Path) -> None:
     """Who is absent gets its message and changes nothing; who is slow takes half of its steps; equal on actors."""
-    made = made_with(traps)
+    made = endangered(traps)
     settings: dict[str, Any] = {
         "absentees": ((1,), (), (0, 1, 2, 3, 4)),
         "stragglers": ((1, 2), (3,), ()),
@@ -210,7 +194,7 @@ def test_stragglers_and_absentees_of_a_plan(traps: Path, pool: ActorPool, tmp_pa
 @pytest.mark.slow
 def test_a_fusion_can_be_gone_back_on(traps: Path, pool: ActorPool, tmp_path: Path) -> None:
     """Until it is confirmed: to the states before, also of clients that had not trained before."""
-    made = made_with(traps)
+    made = endangered(traps)
     for executor in executors(made, pool, "abort"):
         for round_number, clients in ((1, [0, 3]), (2, [0, 1])):
             before = {client: dict(state) for client, state in executor.client_states()}, executor.server_state()

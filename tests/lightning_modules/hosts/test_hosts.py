@@ -1,16 +1,13 @@
 """A host of clients as a plain object: nothing passes from one client to another, and evaluation changes nothing."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Sequence
 from copy import deepcopy
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from support import World, same, world
+from support import ALL, World, same, world
 from torch import Tensor, nn
 
 from lightning_modules.base import Batch, Terms
@@ -18,7 +15,6 @@ from lightning_modules.hosts import devices
 from lightning_modules.hosts.client_host import ClientHost, Reply
 from lightning_modules.hosts.server_host import ServerHost
 from lightning_modules.methods.fedavg import FedAvg as FedAvgClient
-from lightning_modules.methods.fedprox import FedProx
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
 from pflsim.data.federated import Shard, shard
@@ -29,7 +25,6 @@ from pflsim.params import BODY, HEAD, snapshot
 from pflsim.servers.fedavg import FedAvg
 from pflsim.types import Tensors
 
-ALL = (0, 1, 2, 3)
 PERSONAL = EvalRequest("personal", "trained", ALL, ("test", "val"))
 GLOBAL = EvalRequest("global", "received", ALL, ("test",))
 
@@ -84,18 +79,6 @@ def train(on: ClientHost, made: World, clients: Sequence[int], rounds: int = 2, 
 
 def copy(states: dict[int, Tensors]) -> dict[int, dict[str, Tensor]]:
     return {client: snapshot(state) for client, state in states.items()}
-
-
-def test_clients_on_one_host_are_clients_on_hosts_of_their_own() -> None:
-    """In any company and any order, to the bit; also with dropout."""
-    made = make(partial(FedProx, mu=0.1), init="per_client")
-    together = host(made)
-    ups = {up.client: up for up in train(together, made, [3, 0, 2, 1])}
-    for client in ALL:
-        alone = host(made, [client])
-        (up,) = train(alone, made, [client])
-        assert same({0: dict(up.weights)}, {0: dict(ups[client].weights)})
-        assert same(copy(private_states(alone)), {client: snapshot(private_states(together)[client])})
 
 
 class Attentive(FedAvgClient):

@@ -1,6 +1,8 @@
-"""A traced step of a stack does what autograd and an optimiser do for each client."""
+"""A traced step of a stack does what autograd and an optimiser do for each client, in float64."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -39,126 +41,220 @@ class Toy(nn.Module):
         return {"ce": ce, "pull": 0.3 * (self.first.weight - self.target).square().sum() - 2 * self.linear.sum()}
 
 
-@pytest.fixture
-def toys() -> list[Toy]:
-    torch.manual_seed(0)
-    return [Toy().double() for _ in range(N)]
+TRAINABLE = ("first.weight", "first.bias", "second.weight", "second.bias", "linear", "idle")
 
 
-def stacked(toys: list[Toy]) -> dict[str, Tensor]:
-    named = [{**dict(t.named_parameters()), **dict(t.named_buffers())} for t in toys]
+class Given(nn.Module):
+    """Parameters by name, and a term that is a function of the module and a batch."""
+
+    def __init__(self, how: Callable[[Given, Batch], Tensor], **parameters: Tensor) -> None:
+        super().__init__()
+        self.how = how
+        for name, value in parameters.items():
+            self.register_parameter(name, nn.Parameter(value))
+
+    def objective(self, batch: Batch) -> Terms:
+        return {"sum": self.how(self, batch)}
+
+
+def stacked(modules: Sequence[nn.Module]) -> dict[str, Tensor]:
+    named = [{**dict(m.named_parameters()), **dict(m.named_buffers())} for m in modules]
     return {name: torch.stack([one[name].detach().clone() for one in named]) for name in named[0]}
 
 
-TRAINABLE = ("first.weight", "first.bias", "second.weight", "second.bias", "linear", "idle")
+def batches_of(n: int, count: int = 3) -> list[Batch]:
+    return [(torch.rand(n, B, 4).double(), torch.randint(3, (n, B))) for _ in range(count)]
+
+
+def check(modules: Sequence[nn.Module], batches: list[Batch], plain: bool, names: tuple[str, ...] = ()) -> TracedStep:
+    """Assert that steps of the stack, with plain SGD or without, equal those of each client by autograd."""
+    values, n, rate = stacked(modules), len(modules), 0.01
+    trainable = names or tuple(name for name, _ in modules[0].named_parameters())
+    step = TracedStep(modules[0], "objective", trainable, values, batches[0], plain)
+    bound, noted, expected = step.bind(values), [], []
+    for batch in batches:
+        gradients, terms = bound(batch, rate)
+        noted.append(terms)
+        assert len(gradients) == (0 if plain else len(step.moved))
+        for row, module in enumerate(modules):
+            module.zero_grad()
+            made: Terms = module.objective((batch[0][row], batch[1][row]))  # type: ignore[operator]
+            torch.stack(list(made.values())).sum().backward()
+            assert list(step.terms) == list(made)
+            expected.append([float(term.detach()) for term in made.values()])
+            for name in step.moved:
+                parameter = module.get_parameter(name)
+                parameter.data -= rate * parameter.grad
+        for name, gradient in zip(step.moved, gradients, strict=False):
+            values[name].sub_(gradient, alpha=rate)
+    # Terms are read late, as those of several steps are added up together.
+    found = [[float(t if n == 1 else t[row]) for t in terms] for terms in noted for row in range(n)]
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-6, atol=1e-9)
+    for name, value in stacked(modules).items():
+        torch.testing.assert_close(values[name], value, rtol=1e-10, atol=1e-12, msg=name)
+    return step
 
 
 @pytest.mark.parametrize("plain", [True, False])
 @pytest.mark.parametrize("n", [1, N])
-def test_equal_to_autograd(toys: list[Toy], n: int, plain: bool) -> None:
-    toys = toys[:n]
-    values, rate = stacked(toys), 0.1
-    batches = [(torch.rand(n, B, 4).double(), torch.randint(3, (n, B))) for _ in range(3)]
-    step = TracedStep(toys[0], "objective", TRAINABLE, values, batches[0], plain)
-    bound = step.bind(values)
+def test_equal_to_autograd(n: int, plain: bool) -> None:
+    torch.manual_seed(0)
+    step = check([Toy().double() for _ in range(n)], batches_of(n), plain, TRAINABLE)
     assert step.moved == TRAINABLE[:-1]  # nobody decays, or gives momentum to, what the objective does not touch
-    for inputs, labels in batches:
-        gradients, found = bound((inputs, labels), rate)
-        if n == 1:  # traced without the clients' axis
-            gradients, found = [g[None] for g in gradients], [term[None] for term in found]
-        terms = dict(zip(step.terms, found, strict=True))
-        for row, toy in enumerate(toys):
-            toy.zero_grad()
-            expected = toy.objective((inputs[row], labels[row]))
-            (expected["ce"] + expected["pull"]).backward()
-            assert terms["ce"][row] == pytest.approx(float(expected["ce"].detach()), rel=1e-12)
-            assert terms["pull"][row] == pytest.approx(float(expected["pull"].detach()), rel=1e-12)
-            for at, name in enumerate(step.moved):
-                parameter = toy.get_parameter(name)
-                if not plain:
-                    torch.testing.assert_close(gradients[at][row], parameter.grad, rtol=1e-12, atol=1e-14)
-                    values[name][row] -= rate * parameter.grad
-                parameter.data -= rate * parameter.grad
-        assert len(gradients) == (0 if plain else len(step.moved))
-        for name, value in stacked(toys).items():
-            torch.testing.assert_close(values[name], value, rtol=1e-12, atol=1e-14, msg=name)
-    assert values["count"].tolist() == [3] * n
 
 
-def test_products_are_added_without_storing_a_gradient(toys: list[Toy]) -> None:
-    values = stacked(toys)
-    step = TracedStep(
-        toys[0], "objective", TRAINABLE, values, (torch.rand(N, B, 4).double(), torch.zeros(N, B).long()), True
-    )
+def test_products_are_added_without_storing_a_gradient() -> None:
+    toys = [Toy().double() for _ in range(N)]
+    step = TracedStep(toys[0], "objective", TRAINABLE, stacked(toys), batches_of(N)[0], True)
     assert isinstance(step.program, Program)
     assert list(step.program.constants.values()).count(torch.ops.aten.baddbmm_.default._op) == 2
 
 
 def test_what_is_written_to_is_made_anew_every_time() -> None:
-    class Scratch(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(3))
+    def added(m: Given, batch: Batch) -> Tensor:
+        total = torch.zeros_like(batch[0])
+        total += batch[0]
+        return (m.weight * total).sum()
 
-        def objective(self, batch: Batch) -> Terms:
-            total = torch.zeros_like(batch[0])
-            total += batch[0]
-            return {"sum": (self.weight * total).sum()}
-
-    batch, values = (torch.ones(2, B, 3), torch.zeros(2, B).long()), {"weight": torch.ones(2, 3)}
-    step = TracedStep(Scratch(), "objective", ("weight",), values, batch, False).bind(values)
-    for _ in range(2):
-        assert step(batch, 0.1)[1][0].tolist() == [3.0 * B, 3.0 * B]
+    check([Given(added, weight=torch.ones(4).double()) for _ in range(2)], batches_of(2, 2), False)
 
 
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("n", [1, N])
 def test_gradients_made_of_other_parameters_are_of_those_before_the_step(n: int) -> None:
     """Each is the product, or simply the value, of parameters that move in the same step."""
 
-    class Crossed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Parameter(torch.rand(3, 3)), nn.Parameter(torch.rand(3, 3))
-            self.c, self.d = nn.Parameter(torch.rand(3)), nn.Parameter(torch.rand(3))
-
-        def objective(self, batch: Batch) -> Terms:
-            return {"sum": (self.a @ self.b).sum() * batch[0].sum() + (self.c * self.d).sum() + (self.a @ self.a).sum()}
+    def crossed(m: Given, batch: Batch) -> Tensor:
+        return (m.a @ m.b).sum() * batch[0].sum() + (m.c * m.d).sum() + (m.a @ m.a).sum()
 
     torch.manual_seed(1)
-    ones = [Crossed().double() for _ in range(n)]
-    values = {k: torch.stack([o.get_parameter(k).detach().clone() for o in ones]) for k in "abcd"}
-    batch = torch.rand(n, B, 1).double(), torch.zeros(n, B).long()
-    step = TracedStep(ones[0], "objective", tuple("abcd"), values, batch, True).bind(values)
-    for _ in range(2):
-        step(batch, 0.1)
-        for row, one in enumerate(ones):
-            one.zero_grad()
-            one.objective((batch[0][row], batch[1][row]))["sum"].backward()
-            for name in "abcd":
-                parameter = one.get_parameter(name)
-                parameter.data -= 0.1 * parameter.grad
-                torch.testing.assert_close(values[name][row], parameter.data, rtol=1e-12, atol=1e-14, msg=name)
+    shapes = {"a": (3, 3), "b": (3, 3), "c": (3,), "d": (3,)}
+    made = [Given(crossed, **{k: torch.rand(s).double() for k, s in shapes.items()}) for _ in range(n)]
+    check(made, batches_of(n, 2), True)
 
 
 def test_scratch_memory_that_is_written_to_through_strides_is_made_anew() -> None:
     """The gradient of a mean over an image of one pixel goes through `as_strided`."""
     torch.manual_seed(2)
-    module = nn.Sequential(nn.Conv2d(2, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()).double()
-    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    net = nn.Sequential(nn.Conv2d(2, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()).double()
+    module = Given(lambda m, batch: m.net(batch[0]).square().sum())
+    module.net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    check([module], [(torch.rand(1, B, 2, 4, 4).double(), torch.zeros(1, B).long())], False)
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in net.parameters())
 
-    class Pooled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = module
 
-        def objective(self, batch: Batch) -> Terms:
-            return {"sum": self.net(batch[0]).square().sum()}
+# What a careless simplification of the trace would get wrong ----------------------------------------------------------
 
-    one, batch = Pooled(), (torch.rand(1, B, 2, 4, 4).double(), torch.zeros(1, B).long())
-    values = {name: p.detach().clone()[None] for name, p in one.named_parameters()}
-    step = TracedStep(one, "objective", tuple(values), values, batch, False)
-    gradients, _ = step.bind(values)(batch, 0.1)
-    one.objective((batch[0][0], batch[1][0]))["sum"].backward()
-    for found, (name, parameter) in zip(gradients, one.named_parameters(), strict=True):
-        assert parameter.grad is not None and parameter.grad.any()
-        torch.testing.assert_close(found, parameter.grad, rtol=1e-12, atol=1e-14, msg=name)
+
+class Model(nn.Module):
+    """Parameters and buffers for all objectives; `how` is the one that is traced."""
+
+    fw: Tensor
+
+    def __init__(self, how: Callable[[Model, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.w, self.b = nn.Parameter(torch.rand(4, 3)), nn.Parameter(torch.rand(3))
+        self.stack = nn.Parameter(torch.rand(2, 3, 3))
+        self.register_buffer("fw", torch.rand(4, 3))
+        self.bn = nn.BatchNorm1d(4)
+        self.how = how
+
+    def objective(self, batch: Batch) -> Terms:
+        terms = {"main": self.how(self, batch[0]) + 0.1 * sum(p.square().sum() for p in self.parameters())}
+        return terms if self.how is not logged else {**terms, "bias": self.b[0]}
+
+
+def chunked(m: Model, x: Tensor) -> Tensor:
+    scratch = torch.zeros(2, 3)
+    _, second = scratch.chunk(2)
+    second += 1.0
+    return ((x @ m.w) * scratch[1]).square().sum()
+
+
+def rows(m: Model, x: Tensor) -> Tensor:
+    scratch = torch.zeros(3, 3, dtype=x.dtype)
+    for row in scratch:
+        row.add_(1.5)
+    return ((x @ m.w) @ scratch).square().sum()
+
+
+def unbound(m: Model, x: Tensor) -> Tensor:
+    first, second = m.stack.unbind(0)
+    return ((x @ m.w) @ first).square().sum() + (second @ m.w.T).sum() + (second * m.b).sum()
+
+
+def teacher(m: Model, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        h = x @ m.fw
+        m.fw.mul_(0.9).add_(m.w, alpha=0.1)
+        target = m.b + h
+    return (x @ m.w + m.b - target).square().sum()
+
+
+def statistics(m: Model, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        m.bn(x)
+    return (x @ m.w).square().sum()
+
+
+def logged(m: Model, x: Tensor) -> Tensor:
+    return (x @ m.w + m.b).square().sum()
+
+
+def raised(m: Model, x: Tensor) -> Tensor:
+    z = (x @ m.w).clone()
+    first = torch.pow(z, 1)
+    z = z + 1
+    return (first * z).sum()
+
+
+def turned(m: Model, x: Tensor) -> Tensor:
+    return (x @ m.w).flatten().dot(torch.ones_like(torch.empty(3, B, dtype=x.dtype).T).T.contiguous().view(-1))
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("n", [1, N])
+@pytest.mark.parametrize("how", [chunked, rows, unbound, teacher, statistics, logged, raised, turned])
+def test_objectives_with_traps(how: Callable[[Model, Tensor], Tensor], n: int, plain: bool) -> None:
+    torch.manual_seed(0)
+    check([Model(how).double().train() for _ in range(n)], batches_of(n), plain)
+
+
+@pytest.mark.parametrize("n", [1, N])
+def test_tracing_leaves_random_numbers_as_they_were(n: int) -> None:
+    """And what is drawn without any input is drawn anew in every step."""
+
+    def noisy(m: Given, batch: Batch) -> Tensor:
+        return (nn.functional.dropout(m.weight) * torch.rand(20) * batch[0].sum()).sum()
+
+    batch, values = (torch.ones(n, B, 1), torch.zeros(n, B).long()), {"weight": torch.ones(n, 20)}
+    torch.manual_seed(5)
+    step = TracedStep(Given(noisy, weight=torch.ones(20)), "objective", ("weight",), values, batch, False)
+    first = step.bind(values)(batch, 0.1)[0][0].clone()
+    torch.manual_seed(5)
+    bound = step.bind(values)
+    again, then = bound(batch, 0.1)[0][0].clone(), bound(batch, 0.1)[0][0].clone()
+    assert torch.equal(first, again)
+    assert n == 1 or not torch.equal(again[0], again[1])
+    kept = (again != 0) & (then != 0)
+    assert kept.any() and not torch.equal(again[kept], then[kept])
+
+
+class Assigning(nn.Module):
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.register_buffer("mean", torch.zeros(()))
+
+    def objective(self, batch: Batch) -> Terms:
+        self.mean = 0.9 * self.mean + batch[0].mean()
+        return {"sum": self.weight.sum()}
+
+
+def test_what_is_decided_by_values_is_refused() -> None:
+    masked = Given(lambda m, batch: m.weight.sum() * len(torch.unique(batch[1])), weight=torch.ones(3))
+    assigns = r"assigns .* buffer (module\.)?mean"
+    for module, said in ((masked, "cannot be traced.*lockstep=false"), (Assigning(), assigns)):
+        with pytest.raises(ValueError, match=said):
+            TracedStep(module, "objective", ("weight",), stacked([module]), batches_of(1)[0], True)

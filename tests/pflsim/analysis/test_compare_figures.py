@@ -1,7 +1,5 @@
 """The figures of a comparison, against numpy on the counts they come from."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,11 +1,10 @@
 """What stands in a report, against numbers worked out here from the counts that the runs were made of."""
 
-from __future__ import annotations
-
 import html
 import json
 import re
 import statistics
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
@@ -13,7 +12,10 @@ import numpy as np
 import pytest
 from made_runs import make_run
 
+from pflsim.analysis.comparison import row as row_of
+from pflsim.analysis.groups import group_runs
 from pflsim.analysis.report import main
+from pflsim.analysis.runs import incomplete, read_run
 from pflsim.records.environment import FORMAT
 from pflsim.records.trace import RoundMatrices, write_matrices
 from pflsim.types import Axis, Matrix
@@ -256,3 +258,61 @@ def test_a_grid_of_different_partitions_is_not_ranked(tmp_path: Path) -> None:
         make_run(tmp_path / f"{number}", [[(number, 10)] * 2], digest=f"{number:064d}", parts=alpha)
     page = report(*sorted(tmp_path.iterdir()))
     assert 'id="grid"' not in page and "should not be compared" in words(page)
+
+
+def test_losses_that_are_not_finite(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", [[(3, 10), (4, 10)]] * 3)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["losses"] = {"ce": None, "prox": 1e-9 * 10.0 ** (3 * line["round"])}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "Loss term prox against rounds." in report(folder)
+
+
+def test_clients_without_test_examples(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", [[(0, 0), (4, 10), (6, 10)]])
+    assert '<td class="n">0.5000</td>' in report(folder)
+
+
+def test_nothing_evaluated_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_run(tmp_path / "a", [[(3, 10), (4, 10)]], every=3, complete=False)
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(lines[:2]))
+    assert main([str(folder)]) == 2
+    assert "no evaluated round" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("config.yaml", lambda text: "{}"),
+        ("summary.json", lambda text: "{}"),
+        ("summary.json", lambda text: text.replace('"clients": 2', '"clients": "two"')),
+        ("environment.json", lambda text: text.replace('"gpus"', '"none"')),
+        ("metrics.jsonl", lambda text: text.replace('"cohort": 2', '"cohort": null')),
+        ("per_client.csv", lambda text: text + text.splitlines()[-1] + "\n"),
+        ("partition.json", lambda text: "no JSON"),
+        ("per_client.csv", lambda text: "nothing of the kind"),
+        ("metrics.jsonl", lambda text: text.partition("\n")[0] + "\n"),
+        ("metrics.jsonl", lambda text: ""),
+    ],
+)
+def test_damaged_runs_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, change: Callable[[str], str]
+) -> None:
+    """Also files that can be read and have less, or more, than the run says."""
+    folder = make_run(tmp_path / "a", [[(3, 10), (4, 10)]] * 3)
+    text = (folder / name).read_text()
+    (folder / name).write_text(change(text))
+    assert main([str(folder)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and name in line
+
+
+def test_a_killed_run_has_the_rounds_and_the_time_of_its_records(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", [[(5, 10), (9, 10)]] * 3, rounds=8, complete=False, seconds=2.0)
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps({**summary, "rounds": 0, "seconds": 0.0}))  # as a start writes it
+    groups = group_runs([read_run(folder)])
+    assert list(incomplete(groups[0].runs)) == [f"{folder} is not complete: 3 of 8 rounds are done"]
+    assert row_of(groups[0], "last").figures["seconds_total"].mean == 6.0

@@ -1,7 +1,5 @@
 """What is said of made-up differences: who is named as what, and with which numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """Tuning: spaces, equal budgets, the choice by validation, and studies that are stopped. Runs are made up."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

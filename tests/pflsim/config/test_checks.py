@@ -1,7 +1,5 @@
 """Contradictions within a run's settings."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import asdict, replace

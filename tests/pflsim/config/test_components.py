@@ -150,20 +150,16 @@ def test_resolve_names_what_is_near(module: str) -> None:
             resolve(target)
 
 
-def test_a_function_that_is_named_as_its_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_that_is_named_as_its_module(here: Path) -> None:
     """`from many.alexnet import alexnet` is the function also after `import many.alexnet`."""
-    (tmp_path / "many").mkdir()
-    (tmp_path / "many" / "__init__.py").write_text("from many.alexnet import alexnet\n")
-    (tmp_path / "many" / "alexnet.py").write_text("def alexnet(num_classes: int = 10): ...\n")
-    monkeypatch.syspath_prepend(tmp_path)
+    (here / "many").mkdir()
+    (here / "many" / "__init__.py").write_text("from many.alexnet import alexnet\n")
+    (here / "many" / "alexnet.py").write_text("def alexnet(num_classes: int = 10): ...\n")
     for target in ("many.alexnet.alexnet", "many.alexnet"):
         assert parameters_of(resolve(target), every=True).keys() == {"num_classes"}
 
 
-def test_an_error_inside_a_module_is_not_taken_for_a_missing_target(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "broken_part.py").write_text("import surely_not_installed\ndef f(): ...\n")
-    monkeypatch.syspath_prepend(tmp_path)
+def test_an_error_inside_a_module_is_not_taken_for_a_missing_target(here: Path) -> None:
+    (here / "broken_part.py").write_text("import surely_not_installed\ndef f(): ...\n")
     with pytest.raises(SettingsError, match=r"surely_not_installed.*broken_part\.py, line 1"):
         resolve("broken_part.f")

@@ -3,8 +3,6 @@
 After a change that is meant: `python tests/pflsim/config/test_defaults.py` writes the file anew.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import asdict
 from pathlib import Path

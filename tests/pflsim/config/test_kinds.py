@@ -1,7 +1,5 @@
 """A target of the wrong kind is refused before it is called."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How hard a proximal term may pull."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

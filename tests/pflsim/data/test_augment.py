@@ -1,7 +1,5 @@
 """Random crops and flips against slices in numpy, and where they are used."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Data files that are damaged or wrong are refused with one line, never with another error."""
 
-from __future__ import annotations
-
 import io
 import json
 import pickle

@@ -1,7 +1,5 @@
 """data=domains: images of several sources in one shape, and partitions within each domain."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Data sets from Python objects, and what a run warns of."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

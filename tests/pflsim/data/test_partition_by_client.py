@@ -1,7 +1,5 @@
 """Dirichlet proportions of each client's own."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

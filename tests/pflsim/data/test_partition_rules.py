@@ -1,7 +1,5 @@
 """Every partition rule: what it promises, what it refuses, and that it depends on nothing but its arguments."""
 
-from __future__ import annotations
-
 import inspect
 from functools import partial
 

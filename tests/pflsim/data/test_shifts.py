@@ -1,7 +1,5 @@
 """Shifts against numpy, their groups, where they are recorded, and where they are applied."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Users' own files: npz archives, image folders, LEAF's FEMNIST."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

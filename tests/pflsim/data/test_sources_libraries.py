@@ -1,7 +1,5 @@
 """The sources that torchvision and scikit-learn read: digits, and small files in the formats of torchvision's sets."""
 
-from __future__ import annotations
-
 import bz2
 import pickle
 import struct

@@ -1,7 +1,5 @@
 """Synthetic(alpha, beta): the moments of its generator, its clients, and how runs use them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support import prepared, settings_of

@@ -1,7 +1,5 @@
 """data=table: files and frames, the inputs made of their columns, and what a run chooses for them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

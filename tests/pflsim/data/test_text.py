@@ -1,6 +1,4 @@
-"""data=text: tokens of files, masks, and runs with text_transformer and a model of transformers."""
-
-from __future__ import annotations
+"""Text, tokens and tables."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +8,18 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from support import settings_of
+from sklearn.datasets import load_breast_cancer, load_wine
+from support import check_loaded, prepared, refusing, settings_of
 
 import pflsim
 from pflsim.cli import main
-from pflsim.data.dataset import Dataset
+from pflsim.data.content import row_digests
+from pflsim.data.dataset import Dataset, check_dataset
 from pflsim.data.federate import load_federation
-from pflsim.data.federated import Partition
+from pflsim.data.federated import Partition, shard
+from pflsim.data.sources import npz
+from pflsim.data.sources.own import as_dataset
+from pflsim.data.sources.scikit_learn import breast_cancer, wine
 
 RUN = ["executor=inline", "progress=none", "rounds=1", "method=fedavg", "run_dir=run"]
 
@@ -101,3 +104,106 @@ def test_distilbert_trains_one_by_one_with_a_tokenizer() -> None:
 )
 def test_wrong_texts_are_refused(words: list[str], names: str, refused: Callable[..., str]) -> None:
     assert names in refused("data=text", *words, "partition=iid", "clients=2", *RUN)
+
+
+def archive(tmp_path: Path, x: np.ndarray, y: np.ndarray | None = None) -> str:
+    """An archive with the last third as test part."""
+    y, n = np.arange(len(x)) % 2 if y is None else y, len(x) * 2 // 3
+    np.savez(tmp_path / "mine.npz", x_train=x[:n], y_train=y[:n], x_test=x[n:], y_test=y[n:])
+    return str(tmp_path / "mine.npz")
+
+
+def sentences(examples: int = 360, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    """Sequences of common tokens, about a third of which are the token of the class; padded with 0."""
+    rng = np.random.default_rng(0)
+    y = np.arange(examples) % classes
+    x = np.where(rng.random((examples, 8)) < 0.35, 1 + y[:, None], rng.integers(classes + 1, 20, (examples, 8)))
+    x[np.arange(8) >= rng.integers(4, 9, examples)[:, None]] = 0
+    return x, y
+
+
+@pytest.mark.parametrize(("source", "bunch"), [(breast_cancer, load_breast_cancer()), (wine, load_wine())])
+def test_the_bundled_tables_are_those_of_scikit_learn(source: Any, bunch: Any) -> None:
+    data, raw = source(), source(standardize=False)
+    check_dataset(data, "it")
+    assert data.kind == "tables" and data.num_classes == len(bunch.target_names) and raw.mean is None
+    ours = {(*x.tolist(), y) for x, y in zip(data.x, data.y.tolist(), strict=True)}
+    assert ours == {(*x.tolist(), y) for x, y in zip(bunch.data.astype(np.float32), bunch.target.tolist(), strict=True)}
+    train = data.x[: data.train_size].astype(np.float64)
+    assert np.allclose(data.mean, train.mean(0), rtol=1e-6) and np.allclose(data.std, train.std(0), rtol=1e-6)
+    for c, total in enumerate(np.bincount(bunch.target)):
+        assert (data.y[: data.train_size] == c).sum() == int(0.8 * total + 0.5)
+    rows = np.arange(data.train_size)
+    inputs, _ = shard(data, Partition((rows,), (rows[:0],), (rows[:0],)), 0).train.batch(slice(None))
+    assert inputs.mean(0).abs().max() < 1e-4 and (inputs.std(0, unbiased=False) - 1).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint16])
+def test_integers_are_token_sequences(tmp_path: Path, dtype: Any) -> None:
+    x, y = sentences()
+    path = archive(tmp_path, x.astype(dtype), y)
+    for data in (npz.load(path=path), as_dataset((x[:240].astype(dtype), y[:240]), (x[240:].astype(dtype), y[240:]))):
+        check_dataset(data, "it")
+        assert (data.kind, data.x.dtype, data.tokens, data.input_shape) == ("token sequences", np.int64, 20, (8,))
+        assert np.array_equal(data.x, x)
+    assert npz.load(path=path, vocabulary=50).tokens == 50
+    rows = np.arange(3)
+    inputs, _ = shard(data, Partition((rows,), (rows,), (rows,)), 0).train.batch(slice(None))
+    assert np.array_equal(inputs, x[:3]) and str(inputs.dtype) == "torch.int64"
+
+
+def test_large_tokens_have_digests_of_their_own() -> None:
+    """float32 cannot tell 2^24 and 2^24 + 1 apart."""
+    data = Dataset("it", np.array([[2**24], [2**24 + 1]]), np.zeros(2, np.int64), 1, 2)
+    assert len(np.unique(row_digests(data), axis=0)) == 2
+
+
+@pytest.mark.parametrize(
+    ("x", "settings", "words"),
+    [
+        (np.array([[1, -1]] * 6), {}, ("-1..1", "float32")),
+        (np.ones((6, 3, 3), int), {}, ("x_train", "[n, length]")),
+        (np.array([[1, 5]] * 6), {"vocabulary": 5}, ("data.vocabulary=5", "1..5")),
+        (np.array([[1, 5]] * 6), {"standardize": True}, ("data.standardize", "token sequences")),
+        (np.array([[1.5, 5]] * 6), {"vocabulary": 9}, ("data.vocabulary=9", "tables")),
+        (np.array([[1.5, np.inf]] * 6), {}, ("infinite",)),
+    ],
+)
+def test_refused_archives(tmp_path: Path, x: np.ndarray, settings: dict[str, Any], words: tuple[str, ...]) -> None:
+    with refusing(*words):
+        npz.load(path=archive(tmp_path, x), **settings)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["data=npz", "data.path=FILE"], ("model=mlp", "data=npz", "token sequences", "model=text_transformer")),
+        (["data=npz", "data.path=FILE", "model=text_transformer", "model.vocabulary=7"], ("model.vocabulary=7", "20")),
+        (["data=wine", "model=text_transformer"], ("model=text_transformer", "tables", "model=tabular_mlp")),
+        (["data=wine", "model=cnn"], ("cnn", "images", "[13]")),
+        (["data=npz", "data.path=FILE", "augment=crop_flip", "model=text_transformer"], ("augment", "token sequences")),
+    ],
+)
+def test_models_that_do_not_fit_are_refused(tmp_path: Path, overrides: list[str], words: tuple[str, ...]) -> None:
+    path = archive(tmp_path, *sentences())
+    with refusing(*words):
+        prepared("clients=2", "partition=iid", "method=fedavg", *(text.replace("FILE", path) for text in overrides))
+
+
+@pytest.mark.parametrize(
+    ("method", "data", "model", "chance"),
+    [
+        ("fedavg", "npz", "text_transformer", 1 / 3),
+        ("fedavg", "breast_cancer", "tabular_mlp", 0.63),
+        ("fedproto", "wine", "tabular_mlp", 0.4),
+    ],
+)
+def test_runs_learn_and_are_exported(here: Path, method: str, data: str, model: str, chance: float) -> None:
+    """FedAvg trains in lockstep, FedProto shares class means."""
+    path = [f"data.path={archive(here, *sentences())}"] if data == "npz" else []
+    run = pflsim.run(
+        method=method, data=data, model=model, clients=3, rounds=8, partition="dirichlet", executor="inline",
+        progress="none", overrides=["partition.alpha=5", "batch_size=10", "local_epochs=2", *path],
+    )  # fmt: skip
+    assert run.accuracy > chance + 0.25
+    check_loaded(run, 1)

@@ -1,7 +1,5 @@
 """What is seen of a round, against numpy."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is written and printed of newcomers, and that nothing is where there are none."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

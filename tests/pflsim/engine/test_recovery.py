@@ -1,7 +1,5 @@
 """Runs that lose states at every point of a round and of the recovery have the results of a run that loses none."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from failing_clients import ALWAYS, ONCE, Endangered, EndangeredServer, set_trap
+from failing_clients import ALWAYS, ONCE, set_trap
 from failing_executor import COHORTS, PLAN, Loss, Run, Shaky, assert_same, files, go, said
-from support import Records, World, agree, dropout_mlp, planned, slow_except, world
+from failure_runs import SIZES, TRAINING, endangered
+from support import Records, World, agree, dropout_mlp, pfedcfr, planned, slow_except, world
 
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.fedfcd import FedFCD
@@ -20,8 +19,6 @@ from lightning_modules.methods.fedfomo import FedFomo
 from lightning_modules.methods.fesem import FeSEM
 from lightning_modules.methods.floco import Floco
 from lightning_modules.methods.l2gd import L2GD
-from lightning_modules.methods.pfedcfr import PFedCFR
-from lightning_modules.training import Training
 from pflsim.engine.interrupts import Interrupts
 from pflsim.engine.plan import RunPlan
 from pflsim.errors import RunError
@@ -32,25 +29,22 @@ from pflsim.servers.fedfomo import FedFomo as FedFomoServer
 from pflsim.servers.fesem import FeSEM as FeSEMServer
 from pflsim.servers.floco import Floco as FlocoServer
 from pflsim.servers.l2gd import L2GD as L2GDServer
-from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
 from pflsim.types import RoundRecord
 
-SIZES = (12, 7, 20, 9, 8)
-TRAINING = Training(lr=0.1, batch_size=4, momentum=0.5)
+
+def four(made: World) -> World:
+    """Four clients that train, and one that joins."""
+    return replace(made, federation=replace(made.federation, clients=made.federation.clients[:4]))
 
 
 def five(client: Any, rule: Any, **settings: Any) -> World:
-    """Four clients that train, and one that joins."""
-    made = world(client, rule, sizes=SIZES, training=TRAINING, **{"model": dropout_mlp, **settings})
-    return replace(made, federation=replace(made.federation, clients=made.federation.clients[:4]))
+    return four(world(client, rule, sizes=SIZES, training=TRAINING, **{"model": dropout_mlp, **settings}))
 
 
 METHODS: dict[str, Callable[[], World]] = {
     "fedavg": lambda: five(FedAvg, FedAvgServer(), init="per_client"),
     "in lockstep": lambda: five(FedAvg, FedAvgServer(), init="per_client", stacks=((0, 3),)),
-    "pfedcfr": lambda: five(
-        partial(PFedCFR, alpha=100.0, r="body", unit="module"), PFedCFRServer(alpha=100.0, sigma=1e3), init="per_client"
-    ),
+    "pfedcfr": lambda: four(pfedcfr(sizes=SIZES, training=TRAINING)),
     "l2gd": lambda: five(partial(L2GD, p=0.5), L2GDServer(p=0.5)),
     "fedfomo": lambda: five(FedFomo, FedFomoServer(models=2), model=None),
     "fesem": lambda: five(FeSEM, FeSEMServer(groups=2)),
@@ -274,10 +268,9 @@ def evaluated(record: RoundRecord) -> Any:
 # Clients that fail ----------------------------------------------------------------------------------------------------
 
 
-def endangered(folder: Path, on_nonfinite: str = "abort", stacks: tuple[tuple[int, ...], ...] = ((0, 3),)) -> World:
+def trapped(folder: Path, on_nonfinite: str = "abort") -> World:
     folder.mkdir(exist_ok=True)
-    client = partial(Endangered, traps=str(folder))
-    return five(client, EndangeredServer(traps=str(folder)), stacks=stacks, on_nonfinite=on_nonfinite)
+    return four(endangered(folder, on_nonfinite=on_nonfinite))
 
 
 @pytest.mark.slow
@@ -292,7 +285,7 @@ def test_a_client_that_was_left_out_is_left_out_again(trap: str, kind: str, ever
     Values that are not finite are so again; 3 trains in a stack with 0 in round 4, which has worked with it.
     """
     drawn, runs = planned(PLAN, checkpoint_every=every), []
-    made = endangered(tmp_path / "traps", "drop")
+    made = trapped(tmp_path / "traps", "drop")
     for name, losses in (("straight", []), ("lost", [Loss("evaluate", 13), Loss("recover", 1)])):
         set_trap(tmp_path / "traps", trap, ALWAYS if kind == "nonfinite" else ONCE)
         runs.append(go(made, drawn, tmp_path / name, losses, rule="drop"))
@@ -304,7 +297,7 @@ def test_a_client_that_was_left_out_is_left_out_again(trap: str, kind: str, ever
 def test_a_round_that_is_broken_off_is_drawn_anew(tmp_path: Path) -> None:
     """A client that failed in it and does not fail again is reported, and no fault is recorded."""
     drawn = planned(PLAN, checkpoint_every=2)
-    made = endangered(tmp_path / "traps")
+    made = trapped(tmp_path / "traps")
     before = go(made, drawn, tmp_path / "straight", rule="drop")
     for number, loss in enumerate([Loss("fuse", 3), Loss("fuse", 3, keeps=True)]):
         set_trap(tmp_path / "traps", "raise_train_3_3")
@@ -315,7 +308,7 @@ def test_a_round_that_is_broken_off_is_drawn_anew(tmp_path: Path) -> None:
 
 def test_faults_in_a_repeated_round_are_recorded_for_that_round_alone(tmp_path: Path) -> None:
     """Client 1 is not in round 3, and was not finite in round 2; it is so again while round 2 is gone through again."""
-    made = endangered(tmp_path / "traps", "keep")
+    made = trapped(tmp_path / "traps", "keep")
     runs = []
     set_trap(tmp_path / "traps", "nan_1_2", ALWAYS)
     for name, losses in (("straight", []), ("lost", [Loss("train", 3)])):
@@ -334,7 +327,7 @@ def test_a_round_that_does_not_come_out_again_ends_the_run_with_a_message(tmp_pa
             if record.round == 2:
                 set_trap(tmp_path / "traps", "raise_train_2_1", ALWAYS)
 
-    made = endangered(tmp_path / "traps")
+    made = trapped(tmp_path / "traps")
     with pytest.raises(RunError, match="repeated round 1 differs from its record.*client 2 replied"):
         go(made, PLAN, tmp_path / "lost", [Loss("train", 3)], rule="drop", listener=Trapping())
     assert "the state after round 2 is not saved" in said(tmp_path / "lost")

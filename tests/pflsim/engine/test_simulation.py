@@ -1,7 +1,5 @@
 """The order of events of a round, as an executor sees it."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

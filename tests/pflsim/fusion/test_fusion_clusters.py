@@ -1,7 +1,5 @@
 """Cosines, Ward's clustering and means within clusters, against NumPy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """A remote copy of a run folder: what it has at any moment and at the end, and what happens when an upload fails."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import shutil

@@ -1,7 +1,5 @@
 """A tracker that takes a run up leaves what one would have left that was never interrupted."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Run folders: their names, their lock and their log, and the run that was started last."""
 
-from __future__ import annotations
-
 import logging
 import os
 from datetime import datetime

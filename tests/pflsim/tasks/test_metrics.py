@@ -1,7 +1,5 @@
 """Metrics against scikit-learn and sums in numpy."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from typing import Any

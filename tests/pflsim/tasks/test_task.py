@@ -1,7 +1,5 @@
 """The loss of a task: its choice, arguments, class weights, outputs and scores."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -111,13 +111,12 @@ def test_durations_are_short(seconds, text):
     assert format_seconds(seconds) == text
 
 
-def test_the_tensorboard_command_can_be_pasted(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "venv" / "python"))
-    monkeypatch.chdir(tmp_path)
-    beside = f"{tmp_path}/venv/tensorboard"
+def test_the_tensorboard_command_can_be_pasted(monkeypatch, here):
+    monkeypatch.setenv("PATH", str(here))
+    monkeypatch.setattr(sys, "executable", str(here / "venv" / "python"))
+    beside = f"{here}/venv/tensorboard"
     assert shlex.split(tensorboard_command(Path("my runs/x"))) == [beside, "--logdir", "my runs/x"]
-    (tmp_path / "tensorboard").touch(mode=0o755)
+    (here / "tensorboard").touch(mode=0o755)
     assert tensorboard_command(Path("my runs/x")) == "tensorboard --logdir 'my runs/x'"
 
 
@@ -189,12 +188,11 @@ def test_the_live_display_goes_and_leaves_about_twenty_lines_of_a_long_run():
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1  # the cursor was hidden and is back
 
 
-def test_a_cluster_job_is_resumed_as_a_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_cluster_job_is_resumed_as_a_job(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
     monkeypatch.setenv("PFLSIM_JOB", "python launch.py submit")
-    monkeypatch.chdir(tmp_path)
-    assert resume_command(Path("run")) == f"python launch.py submit resume={tmp_path}/run"
+    assert resume_command(Path("run")) == f"python launch.py submit resume={here}/run"
     monkeypatch.delenv("PFLSIM_JOB")
-    assert resume_command(tmp_path) == f"pflsim resume={tmp_path}"
+    assert resume_command(here) == f"pflsim resume={here}"
 
 
 def test_what_a_run_waits_for_is_told() -> None:

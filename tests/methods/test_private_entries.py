@@ -1,6 +1,4 @@
-"""FedSelect: what trains when, how masks grow, and the mean of what is shared."""
-
-from __future__ import annotations
+"""FedCAC and FedSelect, whose private entries are chosen by the training: rounds by hand and special cases."""
 
 from dataclasses import replace
 from functools import partial
@@ -9,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from by_hand import NAMES, batches, close, gradient, plus, started, values
-from support import World, after, normed, rounds, run_cohorts, same, states, uplinks_of, world
+from by_hand import NAMES, SIZES, Arrays, batches, close, evaluates, gradient, mean, plus, scores, started, values
+from support import ALL, World, after, nets, normed, play, rounds, run_cohorts, same, states, uplinks_of, world
 from torch import nn
 
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.fedavg import FedAvg
+from lightning_modules.methods.fedcac import FedCAC
 from lightning_modules.methods.fedrep import FedRep
 from lightning_modules.methods.fedselect import FedSelect
 from lightning_modules.methods.local import Local
@@ -23,10 +22,104 @@ from lightning_modules.training import Training
 from pflsim.config.settings import ServerOptimizer
 from pflsim.engine.execution import TrainTask
 from pflsim.servers.fedavg import FedAvg as Mean
-from pflsim.servers.fedselect import FedSelect as Server
+from pflsim.servers.fedcac import FedCAC as FedCACServer
+from pflsim.servers.fedselect import FedSelect as FedSelectServer
 from pflsim.servers.local import Local as Alone
 
-ALL = (0, 1, 2, 3)
+# FedCAC
+
+TRAINING = Training(lr=0.2, batch_size=4)
+
+
+def fedcac(tau: float = 0.4, beta: int = 3, **given: Any) -> World:
+    return world(partial(FedCAC, tau=tau), FedCACServer(beta=beta), **{"training": TRAINING, **given})
+
+
+def marked(start: Arrays, end: Arrays, tau: float) -> list[np.ndarray]:
+    found = []
+    for a, b in zip(start, end, strict=True):
+        sensitivity = abs((b - a) * b).ravel()
+        mask = np.zeros(sensitivity.size, bool)
+        mask[sorted(range(mask.size), key=lambda e: (-sensitivity[e], e))[: int(tau * mask.size)]] = True
+        found.append(mask.reshape(a.shape))
+    return found
+
+
+def customised(ends: dict[int, Arrays], marks: dict[int, list[np.ndarray]], progress: float) -> dict[int, Arrays]:
+    """u_i of every client, by pairs."""
+    flat = {i: np.concatenate([m.ravel() for m in own]) for i, own in marks.items()}
+    overlap = {(i, j): 1 - (a ^ b).sum() / (a.sum() + b.sum()) for i, a in flat.items() for j, b in flat.items()}
+    others = [value for (i, j), value in overlap.items() if i != j]
+    threshold = np.mean(others) + progress * (max(others) - np.mean(others))
+    found = {}
+    for i in ends:
+        members = [j for j in ends if j == i or overlap[i, j] >= threshold - 1e-12]
+        found[i] = mean([ends[j] for j in members], [1] * len(members))
+    return found
+
+
+def test_rounds_by_hand() -> None:
+    """All clients, then three, then all, past β; an absent client keeps what it has marked."""
+    tau, beta = 0.4, 3
+    with started(fedcac(tau, beta)) as executor:
+        g = values(executor.server.state.weights)
+        own, marks, u = [g] * 4, [[np.zeros(w.shape, bool) for w in g]] * 4, dict[int, Arrays]()
+        for t, cohort in enumerate((ALL, (0, 1, 2), ALL, ALL, (0, 1, 3)), 1):
+
+            def received(i: int, g: Arrays = g, u: dict[int, Arrays] = u) -> Arrays:
+                return [np.where(m, a, b) for m, a, b in zip(marks[i], u.get(i, own[i]), g, strict=True)]
+
+            if t > 1:
+                evaluates(executor, t, lambda i, x: scores(received(i), x), "personal received")
+            starts, ends = {i: received(i) for i in cohort}, dict[int, Arrays]()
+            for i in cohort:
+                w = starts[i]
+                for x, y in batches(executor, i, t):
+                    w = plus(w, -0.2, gradient(w, x, y))
+                ends[i] = w
+            play(executor, t, cohort)
+            for i in cohort:
+                own[i], marks[i] = ends[i], marked(starts[i], ends[i], tau)
+            g = mean([*ends.values()], [SIZES[i] for i in cohort])
+            u = customised(ends, {i: marks[i] for i in cohort}, t / beta)
+            assert (t > beta) == all(np.array_equal(a, b) for i in cohort for a, b in zip(u[i], ends[i], strict=True))
+            for i, state in states(executor).items():
+                close(values(state), own[i])
+                for name, mask in zip(NAMES, marks[i], strict=True):
+                    np.testing.assert_array_equal(state[f"marks.net/{name.replace('.', '/')}"].numpy(), mask)
+            close(values(executor.server.state.weights), g)
+
+
+def test_what_travels() -> None:
+    """The merged model to the clients of the last round, g to others; up the model and a bit per entry."""
+    executor = run_cohorts(fedcac(0.4), [(0, 1, 2)])
+    down, g = executor.server.downlinks(ALL), executor.server.state.weights
+    sizes = {key: value.numel() for key, value in g.items()}
+    assert down[3].weights is g and not down[3].numbers and down[2].numbers
+    for key, value in down[2].weights.items():
+        assert 0 < (value != g[key]).sum() <= int(0.4 * sizes[key])
+    up = uplinks_of(executor, executor.run(TrainTask(2), executor.send(ALL)))[1]
+    assert {key: value.nbytes for key, value in up.extra.items()} == {key: -(-n // 8) for key, n in sizes.items()}
+    assert executor.server.rule.join(executor.server.state, 4).weights is g
+
+
+def test_with_all_marks_the_mean_is_uniform() -> None:
+    """The overlaps are equal, so the clients stay together after β; equal sizes make FedAvg's mean uniform too."""
+    given = {"sizes": (9, 9, 9), "training": TRAINING}
+    one, other = (nets(after(made, 4)) for made in (fedcac(1.0, beta=2, **given), world(FedAvg, Mean(), **given)))
+    torch.testing.assert_close(one, other)
+
+
+def test_running_statistics_stay_on_the_clients() -> None:
+    executor = fedcac(model=normed, training=Training(lr=0.2, batch_size=5)).inline()
+    rounds(executor, 2, 4)
+    assert not any("running" in key for key in executor.server.state.weights)
+    found = [state["net.body.2.running_mean"] for state in states(executor).values()]
+    assert not torch.equal(found[0], found[1])
+
+
+# FedSelect
+
 EQUAL = {"sizes": (9, 9, 9), "training": Training(lr=0.2, batch_size=4, local_epochs=2)}
 WEIGHTS = (0, 2)
 """Positions of the weights in `NAMES`."""
@@ -34,7 +127,7 @@ WEIGHTS = (0, 2)
 
 def fedselect(training: Training | None = None, sizes: tuple[int, ...] = (12, 7, 20, 9), **given: Any) -> World:
     made = {key: given.pop(key) for key in ("model", "data") if key in given}
-    return world(partial(FedSelect, **given), Server(), training=training, sizes=sizes, **made)
+    return world(partial(FedSelect, **given), FedSelectServer(), training=training, sizes=sizes, **made)
 
 
 def masks(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -51,7 +144,7 @@ def largest(change: np.ndarray, left: np.ndarray, count: int) -> np.ndarray:
 
 @pytest.mark.parametrize("reference", ["round", "last_update"])
 @pytest.mark.parametrize("more", [{}, {"momentum": 0.5, "weight_decay": 0.1, "clip_grad_norm": 0.3}])
-def test_rounds_by_hand(more: dict[str, float], reference: str) -> None:
+def test_rounds_with_growing_masks_by_hand(more: dict[str, float], reference: str) -> None:
     """All clients, some, all: two local epochs, growth after every second round, by NumPy."""
     cohorts, p, alpha = ((0, 1, 2, 3), (0, 2), (1, 2), (0, 1, 2, 3), (0, 3)), 0.3, 0.45
     training = Training(lr=0.2, batch_size=4, local_epochs=2, **more)  # type: ignore[arg-type]
@@ -84,7 +177,7 @@ def test_rounds_by_hand(more: dict[str, float], reference: str) -> None:
                 total = sum(np.where(used[i][k], 0, ends[i][k]) for i in cohort)
                 count = sum(~used[i][k] for i in cohort)
                 g[k] = np.where(count > 0, total / np.maximum(count, 1), old)
-            executor.fuse(executor.run(TrainTask(t), executor.send(cohort)))
+            play(executor, t, cohort)
             close(values(executor.server.state.weights), g)
         for i, state in states(executor).items():
             close(values(state), own[i])
@@ -124,12 +217,6 @@ def test_only_shared_entries_and_bits_travel() -> None:
             key = name.replace("/", ".")
             assert up.weights[key].numel() == (mask == 0).sum() < mask.numel()
             assert up.extra[key].nbytes == -(-mask.numel() // 8)
-
-
-def test_without_private_entries_it_is_fedavg() -> None:
-    """And the mean is uniform: the sizes are equal."""
-    assert same(kept(after(fedselect(alpha=0.0, **EQUAL))), kept(after(world(FedAvg, Mean(), **EQUAL))))
-    assert not same(kept(after(fedselect(**EQUAL))), kept(after(world(FedAvg, Mean(), **EQUAL))))
 
 
 def kept(found: dict[int, dict[str, torch.Tensor]]) -> dict[int, dict[str, torch.Tensor]]:
@@ -173,17 +260,18 @@ def test_with_fixed_masks_it_is_another_method(chosen: str, client: Any, rule: A
         assert same(kept(states(executor)), states(expected))
 
 
-def test_equal_clients_stay_equal() -> None:
-    """Every entry's mean is the clients' own."""
-    made = fedselect(training=Training(lr=0.2, batch_size=20), sizes=(12,) * 4)
+@pytest.mark.parametrize("method", [fedcac, fedselect])
+def test_equal_clients_stay_equal(method: Any) -> None:
+    """Every mean is the clients' own."""
+    made = method(training=Training(lr=0.2, batch_size=20), sizes=(12,) * 4)
     executor = replace(made, partition=replace(made.partition, train=made.partition.train[:1] * 4)).inline()
-    rounds(executor, 3, 4)
+    rounds(executor, 4, 4)
     found = states(executor)
-    assert sum(float(m.sum()) for m in masks(found[0]).values()) > 20
-    for key, mean in executor.server.state.weights.items():
-        mask = masks(found[0]).get(key.replace(".", "/"), torch.zeros(mean.shape))
+    for key, value in executor.server.state.weights.items():
+        shared = masks(found[0]).get(key.replace(".", "/"), torch.zeros(value.shape)) == 0
         for state in found.values():
-            assert torch.allclose(state[key][mask == 0], mean[mask == 0], atol=1e-6)
+            torch.testing.assert_close(state[key], found[0][key])
+            assert method is fedcac or torch.allclose(state[key][shared], value[shared], atol=1e-6)
 
 
 def test_a_server_optimiser_moves_what_is_shared() -> None:
@@ -203,7 +291,7 @@ def test_a_server_optimiser_moves_what_is_shared() -> None:
         assert found > 20
 
 
-def test_running_statistics_stay_on_the_clients() -> None:
+def test_masks_and_running_statistics_stay_on_the_clients() -> None:
     """Biases are shared, and the scale of normalisation layers is a weight."""
     made = fedselect(model=normed, training=Training(lr=0.2, batch_size=5))
     assert not any("running" in key for key in made.federation.initial)

@@ -1,6 +1,4 @@
-"""Per-FedAvg: its equations against NumPy in float64, and what must hold of it."""
-
-from __future__ import annotations
+"""FedBABU and Per-FedAvg: models that are fine-tuned before they are evaluated."""
 
 import copy
 import math
@@ -11,13 +9,29 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from by_hand import NAMES, Arrays, close, evaluates, examples, gradient, losses, plus, scores, started, values
-from support import dropout_mlp, normed, rounds, same, states, world
+from by_hand import (
+    NAMES,
+    SIZES,
+    Arrays,
+    batches,
+    close,
+    evaluates,
+    examples,
+    gradient,
+    losses,
+    mean,
+    plus,
+    scores,
+    started,
+    values,
+)
+from support import World, after, dropout_mlp, normed, rounds, same, states, world
 from torch import Tensor
 
 from lightning_modules.base import Batch, ClientModule, Evaluate, Evaluation, Terms
 from lightning_modules.losses import cross_entropy
 from lightning_modules.methods.fedavg import FedAvg
+from lightning_modules.methods.fedbabu import FedBABU
 from lightning_modules.methods.per_fedavg import PerFedAvg
 from lightning_modules.model_checks import check_batches
 from lightning_modules.phases import Phase
@@ -26,7 +40,72 @@ from pflsim.data.federated import Examples, Shard
 from pflsim.engine.execution import EvalRequest
 from pflsim.errors import SettingsError
 from pflsim.messages import Message
+from pflsim.seeding import seeded_global
 from pflsim.servers.fedavg import FedAvg as Server
+
+# FedBABU
+
+HEAD = ["net.head.weight", "net.head.bias"]
+LR = 0.3
+
+
+def fedbabu(finetune: str = "both", epochs: int = 2, **settings: Any) -> World:
+    client = partial(FedBABU, finetune=finetune, finetune_epochs=epochs)
+    return world(client, Server(), training=Training(lr=LR, batch_size=4), **settings)
+
+
+def stepped(w: Arrays, x: Any, y: Any, trained: str) -> Arrays:
+    """A step of SGD of a part of the net."""
+    new = plus(w, -LR, gradient(w, x, y))
+    return {"body": new[:2] + w[2:], "head": w[:2] + new[2:], "both": new}[trained]
+
+
+@pytest.mark.parametrize("finetune", ["head", "body", "both"])
+def test_two_rounds_and_an_evaluation_by_hand(finetune: str) -> None:
+    """Bodies under the initial head, their mean, and the copy that is fine-tuned for two epochs."""
+    with started(fedbabu(finetune)) as executor:
+        common = values(states(executor)[0])
+        for t in (1, 2):
+            ends = []
+            for client in range(4):
+                w = common
+                for x, y in batches(executor, client, t):
+                    w = stepped(w, x, y, "body")
+                ends.append(w)
+            common = mean(ends, SIZES)
+        rounds(executor, 2, 4)
+        for client, state in states(executor).items():
+            close(values(state), ends[client])
+        close(values(executor.server.state.weights), common[:2])
+
+        def tuned(client: int, x: Any) -> Any:
+            w, own = common, examples(executor, client)
+            with seeded_global(0, "evaluate", client, 2):
+                orders = [torch.randperm(SIZES[client]) for _ in range(2)]
+            for rows in (rows.numpy() for order in orders for rows in order.split(4)):
+                w = stepped(w, own[0][rows], own[1][rows], finetune)
+            return scores(w, x)
+
+        evaluates(executor, 2, tuned, "personal received")
+        evaluates(executor, 2, lambda client, x: scores(common, x), "global received")
+
+
+def test_clients_that_start_differently_have_one_head() -> None:
+    found = after(fedbabu(init="per_client"), 1)
+    assert all(torch.equal(found[0][key], found[1][key]) for key in HEAD)
+
+
+@pytest.mark.parametrize(("finetune", "moves"), [("head", False), ("both", True)])
+def test_running_statistics_move_only_with_the_body(finetune: str, moves: bool) -> None:
+    w = fedbabu(finetune, model=normed)
+    module, own = w.factory.build(), w.inline().host.shards[2]
+    before = {k: v.clone() for k, v in module.state_dict().items()}
+    module.before_evaluation(own)
+    changed = {k for k, v in module.state_dict().items() if not torch.equal(v, before[k])}
+    assert ("net.body.2.running_mean" in changed) == moves and set(HEAD) <= changed
+
+
+# Per-FedAvg
 
 ALPHA, BETA, DELTA = 0.4, 0.3, 1e-2
 
@@ -75,10 +154,6 @@ def test_the_runs_optimiser_settings_act_on_the_outer_step_alone() -> None:
         speed = [0.6 * s + g + 0.2 * v for s, g, v in zip(speed, found, w, strict=True)]
         w = plus(w, -BETA * 0.25, speed)
         close(values(module.state_dict()), w)
-    x, y, (inputs, labels) = drawn(rng, 8)
-    mine = Examples(inputs, labels)
-    module.before_evaluation(Shard(0, 3, mine, mine, mine))
-    close(values(module.state_dict()), plus(w, -ALPHA, gradient(w, x, y)))
 
 
 def test_the_step_before_evaluation_is_in_training_mode() -> None:

@@ -1,22 +1,107 @@
-"""pFedCFR against an independent NumPy computation in float64."""
-
-from __future__ import annotations
+"""FedProx, FedAMP and pFedCFR by NumPy: steps, penalties and fusions."""
 
 import math
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from by_hand import close, gradient, values
-from support import World, dataset, world
+from by_hand import close, examples, gradient, plus, started, uplinks, values
+from support import World, dataset, rounds, states, trained_states, world
 
+from lightning_modules.methods.fedamp import FedAMP
+from lightning_modules.methods.fedprox import FedProx
 from lightning_modules.methods.pfedcfr import PFedCFR
 from lightning_modules.nets.cnn import Cnn
 from lightning_modules.training import Training
-from pflsim.messages import Message, Uplink
+from pflsim.engine.execution import TrainTask
+from pflsim.errors import SettingsError
+from pflsim.messages import Message
 from pflsim.params import load
+from pflsim.servers.fedamp import FedAMP as FedAMPServer
+from pflsim.servers.fedavg import FedAvg as FedAvgServer
+from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
 from pflsim.servers.pfedcfr import PFedCFR as Server
+
+TRAINING = Training(lr=0.1, batch_size=4)
+
+
+def pfedcfr(r: Any, unit: str = "module", mu: float = 0.001, **server: Any) -> World:
+    rule = PFedCFRServer(r=r, unit=unit, **{"alpha": 100.0, "sigma": 1e3, **server})  # type: ignore[arg-type]
+    return world(partial(PFedCFR, alpha=100.0, r=r, unit=unit, mu=mu), rule, training=TRAINING)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize(
+    ("client", "rule", "pull"),
+    [
+        (partial(FedProx, mu=0.7), FedAvgServer(), 0.7),
+        (partial(FedAMP, lam=3.0, alpha=2.0), FedAMPServer(alpha=2.0, sigma=10.0), 1.5),
+    ],
+    ids=["fedprox", "fedamp"],
+)
+def test_a_round_starts_from_the_downlink(client: Any, rule: Any, pull: float, steps: int) -> None:
+    """Round 2 by NumPy: w from what was received, not from the client's stored model; w ← w − η·(∇F + c·(w − u))."""
+    training = Training(lr=0.4, batch_size=100, local_steps=steps)
+    with started(world(client, rule, training=training)) as executor:
+        rounds(executor, 1, 4)
+        sent = executor.send(range(4))
+        stored = {c: values(state) for c, state in states(executor).items()}
+        received = {c: values(executor.downlink(sent.downlinks[c]).weights) for c in range(4)}
+        found = trained_states(executor, executor.run(TrainTask(2), sent))
+        for c, start in received.items():
+            assert abs(start[2] - stored[c][2]).max() > 1e-3, "the two differ"
+            weights = start
+            for _ in range(steps):
+                slopes = gradient(weights, *examples(executor, c))
+                weights = plus(weights, -0.4, plus(slopes, pull, plus(weights, -1, start)))
+            close(values(found[c]), weights)
+
+
+def test_a_negative_self_weight_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"\(N.*1\).*alpha.*sigma"):
+        pfedcfr(r="body", alpha=500.0, sigma=1e3).inline()
+    executor = pfedcfr(r="body", alpha=500.0, sigma=1e3, clamp=True).inline()
+    rounds(executor, 2, 4)
+    zeta = executor.server_numbers()["zeta/net.body.fc1"]
+    assert (zeta >= 0).all() and torch.allclose(zeta.sum(1), torch.ones(4, dtype=torch.float64))
+
+
+def test_absent_clients_count_with_their_last_upload() -> None:
+    """Three rounds with partial participation; ζ, mixtures and mean by NumPy from the uploads collected by hand."""
+    w = pfedcfr(r=1)
+    executor, last = w.inline(), dict[int, Any]()
+    mixed, common = ("net.body.fc1.weight", "net.body.fc1.bias"), ("net.head.weight", "net.head.bias")
+    for t, cohort in ((1, (0, 2)), (2, (1, 2)), (3, (0, 3))):
+        trained = executor.run(TrainTask(t), executor.send(cohort))
+        for up in (up for handle in trained.uplinks for up in executor.uplinks(handle)):
+            last[up.client] = {key: value.numpy().astype(np.float64) for key, value in up.weights.items()}
+        executor.fuse(trained)
+        ids = sorted(last)
+        for client in {*range(4)} - {*ids}:  # its own mixture of what it had at first
+            down = w.rule.downlink(executor.server.state, client).weights
+            assert all(torch.equal(down[key], w.federation.initial[key]) for key in mixed)
+        flat = {i: np.concatenate([last[i][key].ravel() for key in mixed]) for i in ids}
+        for client in ids:
+            zeta = {m: 100 / 1e3 * np.exp(-((flat[client] - flat[m]) ** 2).sum() / 1e3) for m in ids if m != client}
+            zeta[client] = 1 - sum(zeta.values())
+            found = executor.server_numbers()["zeta/net.body.fc1"][client]
+            np.testing.assert_allclose([float(found[m]) for m in ids], [zeta[m] for m in ids], rtol=1e-6)
+            down = w.rule.downlink(executor.server.state, client).weights
+            for key in mixed:
+                np.testing.assert_allclose(down[key], sum(zeta[m] * last[m][key] for m in ids), rtol=1e-5, atol=1e-7)
+            for key in common:
+                mean = sum(last[m][key] for m in ids) / len(ids)
+                np.testing.assert_allclose(down[key], mean, rtol=1e-5, atol=1e-7)
+
+
+def test_nothing_to_mix_is_said() -> None:
+    """As one unit the model ends with the classifier, so "body" would be no unit at all."""
+    w = pfedcfr(r="body", unit="model")
+    with pytest.raises(SettingsError, match=r"method\.r=body with method\.unit=model"):
+        w.rule.init(w.federation)
+
 
 LR, LAM, ALPHA, SIGMA, MU = 0.3, 20.0, 4.0, 60.0, 0.7
 KEYS = ["net.body.fc1.weight", "net.body.fc1.bias", "net.head.weight", "net.head.bias"]
@@ -47,34 +132,6 @@ def test_client_steps(steps: int) -> None:
     close(values(module.state_dict()), expected)
 
 
-def test_server_fusion() -> None:
-    """ζ_nm = α·e^{−d/σ}/σ with d over weight and bias of the unit, self weight 1 − Σ; beyond r the plain mean."""
-    client = partial(PFedCFR, alpha=ALPHA, r=1, unit="module")
-    rule = Server(alpha=ALPHA, sigma=SIGMA, r=1)
-    w = world(client, rule, sizes=(5, 6, 7))
-    rng = np.random.default_rng(5)
-    sent = [{k: rng.normal(size=w.federation.initial[k].shape) for k in KEYS} for _ in range(3)]
-    uplinks = [
-        Uplink({k: torch.from_numpy(v) for k, v in s.items()}, client=i, num_examples=5 + i) for i, s in enumerate(sent)
-    ]  # eq. 12 is uniform, whatever the sizes
-    state = rule.fuse(rule.init(w.federation), uplinks)
-
-    zeta = np.zeros((3, 3))
-    for n in range(3):
-        for m in range(3):
-            if n != m:
-                d = sum(((sent[n][k] - sent[m][k]) ** 2).sum() for k in KEYS[:2])
-                zeta[n, m] = ALPHA * math.exp(-d / SIGMA) / SIGMA
-        zeta[n, n] = 1 - zeta[n].sum()
-    np.testing.assert_allclose(rule.numbers(state)["zeta/net.body.fc1"].numpy(), zeta, rtol=1e-12)
-    for n in range(3):
-        down = rule.downlink(state, n).weights
-        for k in KEYS[:2]:
-            np.testing.assert_allclose(down[k].numpy(), sum(zeta[n, m] * sent[m][k] for m in range(3)), rtol=1e-12)
-        for k in KEYS[2:]:
-            np.testing.assert_allclose(down[k].numpy(), (sent[0][k] + sent[1][k] + sent[2][k]) / 3, rtol=1e-12)
-
-
 MIXED = ["net.body.conv1.weight", "net.body.conv1.bias", "net.body.norm1.weight"]
 STATISTICS = ["net.body.norm1.running_mean", "net.body.norm1.running_var"]
 """They are fused with norm1.weight, the unit of the first parameter of their layer."""
@@ -93,8 +150,7 @@ def test_server_fusion_by_tensor_through_batch_norm() -> None:
     w = batch_norm_world()
     rng = np.random.default_rng(9)
     sent = [{k: rng.normal(size=v.shape) for k, v in w.federation.initial.items()} for _ in range(3)]
-    uplinks = [Uplink({k: torch.from_numpy(v) for k, v in s.items()}, client=i) for i, s in enumerate(sent)]
-    state = w.rule.fuse(w.rule.init(w.federation), uplinks)
+    state = w.rule.fuse(w.rule.init(w.federation), uplinks(dict(enumerate(sent)), (5, 9, 14)))
     others = [key for key in w.federation.initial if key not in MIXED + STATISTICS]
     assert "net.body.norm1.bias" in others and len(others) == 5
     assert set(w.rule.numbers(state)) == {f"zeta/{key}" for key in MIXED}
