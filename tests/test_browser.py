@@ -104,38 +104,62 @@ def attributes(page: Any, selector: str, name: str) -> list[str]:
 pytestmark = pytest.mark.slow
 
 LONG = "a_method_with_a_name_that_is_longer_than_any_telephone_is_wide_and_has_no_place_to_break"
-TEXTS = ("h1", ".about", ".short p", "nav a", "td", "thead th", "figcaption", "dd", "pre", ".banner")
-COLOURS = 10
+METHODS = ("local", "fedavg", "fedrep", "ditto", LONG)
+TEXTS = (
+    "h1",
+    ".over",
+    ".addition",
+    "nav a",
+    ".soft",
+    ".forest thead th",
+    ".mean",
+    "figcaption",
+    ".note",
+    ".sd",
+    "svg text",
+)
+
+
+def counts_of(method: str, seed: int) -> list[list[tuple[int, int]]]:
+    rng = np.random.default_rng([seed, METHODS.index(method)])
+    low = 8 + 2 * METHODS.index(method)
+    return [[(int(n), 20) for n in rng.integers(low - 5, low, 10)] for _ in range(5)]
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The address of a report about three methods, one of a very long name, one that is not complete."""
+    """The address of a report about five methods with two seeds, one of a very long name, and a run that stopped."""
     root = tmp_path_factory.mktemp("runs")
-    rng = np.random.default_rng(0)
-    for method in ("local", "fedavg", LONG):
-        counts = [[(int(n), 20) for n in rng.integers(5, 21, 30)] for _ in range(5)]
-        folder = make_run(root / method, counts, val=counts, method=method, up=0 if method == "local" else 5000)
-        held = (np.arange(30)[:, None] % np.arange(1, 5)).tolist()
-        about = {"hash": "0" * 64, "data": "digits", "partition": "iid", "clients": 30, "classes": 4}
-        counts = [dict.fromkeys(("train", "val", "test"), row) for row in held]
-        (folder / "partition.json").write_text(json.dumps({**about, "class_counts": counts}))
-    summary = root / "fedavg" / "summary.json"
-    summary.write_text(summary.read_text().replace('"complete": true', '"complete": false'))
+    for method, seed in product(METHODS, (0, 1)):
+        val = [[(n, 10)] * 10 for n in range(5)]  # the last round is the best
+        folder = root / f"{method}{seed}"
+        sent = 0 if method == "local" else 5000
+        make_run(folder, counts_of(method, seed), val=val, method=method, seed=seed, up=sent, down=sent)
+        about = {"hash": f"{seed:064d}", "data": "digits", "partition": "iid", "clients": 10, "classes": 4}
+        held = [dict.fromkeys(("train", "val", "test"), [n % m for m in range(1, 5)]) for n in range(10)]
+        (folder / "partition.json").write_text(json.dumps({**about, "class_counts": held}))
+    make_run(root / "stopped", counts_of("fedavg", 2), method="fedavg", seed=2, rounds=9, complete=False)
     out = root / "report.html"
     assert main([str(root), "--out", str(out)]) == 0
     return Path(out).as_uri()
 
 
-@pytest.mark.parametrize("width", [360, 768, 1400])
+@pytest.mark.parametrize("width", [360, 400, 800, 1600])
 def test_a_report_fits_the_window_and_asks_for_nothing(browser: Browser, report: str, width: int) -> None:
     with opened(browser, report, width=width) as seen:
         assert seen.too_wide <= 0
         assert not seen.refused and not seen.said
-        assert seen.page.inner_text("h1").endswith(", fedavg and local on digits")
-        assert seen.page.locator(".short").is_visible() and seen.page.locator("svg.chart").first.is_visible()
+        assert seen.page.locator("h1").is_visible() and seen.page.locator(".forest svg").first.is_visible()
         wide = "found => found.filter(x => x.getBoundingClientRect().right > innerWidth + 1).map(x => x.outerHTML)"
-        assert seen.page.eval_on_selector_all("figure, p, dl, h2, pre, .table, li", wide) == []
+        assert seen.page.eval_on_selector_all("figure, p, dl, h2, pre, .scroll, .forest, li", wide) == []
+
+
+def test_axis_and_rows_have_the_same_place(browser: Browser, report: str) -> None:
+    with opened(browser, report) as seen:
+        edges = "found => found.map(x => x.getBoundingClientRect()).map(r => [r.left, r.width])"
+        found = seen.page.eval_on_selector_all(".forest tr > :nth-child(2) > svg", edges)
+        assert len(found) == 1 + len(METHODS)
+        assert np.ptp(found, axis=0) == pytest.approx(0, abs=0.02)
 
 
 def test_text_in_charts_can_be_read_on_a_telephone(browser: Browser, report: str) -> None:
@@ -145,30 +169,71 @@ def test_text_in_charts_can_be_read_on_a_telephone(browser: Browser, report: str
         return parseFloat(getComputedStyle(x).fontSize) * Math.hypot(scale.a, scale.b);
     }))"""
     with opened(browser, report, width=360) as seen:
-        assert seen.page.eval_on_selector_all("svg.chart text", size) >= 8.5
+        assert seen.page.eval_on_selector_all("svg text", size) >= 8.5
+
+
+def test_the_text_alone_has_every_figure(browser: Browser, report: str) -> None:
+    """Without charts and with all folds open."""
+    with opened(browser, report) as seen:
+        seen.page.evaluate("document.querySelectorAll('svg').forEach(x => x.remove())")
+        seen.page.evaluate("document.querySelectorAll('details').forEach(x => x.open = true)")
+        text = seen.page.inner_text("body")
+    rates = {m: np.array([counts_of(m, s)[-1] for s in (0, 1)])[..., 0] / 20 for m in METHODS}  # [seeds, clients]
+    assert all(f"{value:.3f}" in text for own in rates.values() for value in own.ravel())
+    for own in rates.values():
+        assert f"{own.mean():.4f}" in text
+        assert f"{100 * (own - rates['local']).mean():+.1f}".replace("-", "−").removeprefix("+0.0") in text
+    assert "0 B" in text and "500 kB" in text and "9 rounds" in text
+
+
+def test_sort_highlight_copy_and_theme(browser: Browser, report: str) -> None:
+    with opened(browser, report) as seen:
+        page = seen.page
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+
+        def column() -> list[float]:
+            cells = page.locator(".sortable tbody tr td:nth-child(2)")
+            return [float(value) for value in cells.evaluate_all("found => found.map(x => x.dataset.v)")]
+
+        button = page.locator(".sortable thead button").nth(1)
+        button.click()
+        assert column() == sorted(column(), reverse=True)
+        button.click()
+        assert column() == sorted(column()) and attributes(page, ".sortable th:nth-child(2)", "aria-sort") == [
+            "ascending"
+        ]
+        chip = page.locator(".chip", has_text="FedRep")
+        chip.click()
+        page.mouse.move(0, 0)
+        assert chip.get_attribute("aria-pressed") == "true" and page.locator("h1").is_visible()
+        lit = page.locator(".card.on figcaption").all_inner_texts()
+        assert len(lit) == 2 and all("FedRep" in text for text in lit)  # clients and curves
+        page.locator("[data-copy=csv]").click()
+        copied = page.evaluate("navigator.clipboard.readText()")
+        assert copied.splitlines()[0].startswith("label,method,") and len(copied.splitlines()) == 1 + len(METHODS)
+        paper = seen.style("body", "backgroundColor")
+        page.locator(".theme").click()
+        assert contrast(paper, seen.style("body", "backgroundColor")) > 10
+        assert not seen.said
+
+
+def test_print_is_light_and_has_no_controls(browser: Browser, report: str) -> None:
+    with opened(browser, report, scheme="dark") as seen:
+        seen.page.emulate_media(media="print")
+        assert seen.style("body", "backgroundColor") == "rgb(255, 255, 255)"
+        assert not seen.page.locator("nav").is_visible() and not seen.page.locator(".theme").is_visible()
 
 
 def test_light_and_dark(browser: Browser, report: str) -> None:
-    found = {}
     schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
     for scheme in schemes:
         with opened(browser, report, scheme=scheme) as seen:
             paper = seen.style("body", "backgroundColor")
-            behind = {".short p": ".short", "pre": "pre", ".banner": ".banner"}
             for text in TEXTS:
-                elastic = seen.style(behind[text], "backgroundColor") if text in behind else paper
-                assert contrast(seen.style(text, "color"), elastic) >= 4.5, (scheme, text)
-            assert contrast(seen.style("svg.chart text", "fill"), paper) >= 4.5
-            for number in range(COLOURS):
-                shade = seen.page.evaluate(
-                    "name => { const x = document.createElement('p'); x.style.color = `var(${name})`;"
-                    " document.body.append(x); return getComputedStyle(x).color }",
-                    f"--c{number + 1}",
-                )
-                assert contrast(shade, paper) >= 3, (scheme, number)
-            found[scheme] = paper, seen.style("svg.chart text", "fill"), seen.style("svg.chart path", "stroke")
-    assert all(light != dark for light, dark in zip(found["light"][:2], found["dark"][:2], strict=True))
-    assert contrast(found["light"][0], found["dark"][0]) > 10
+                name = "fill" if text.startswith("svg") else "color"
+                assert contrast(seen.style(text, name), paper) >= 4.5, (scheme, text)
+            marks = seen.page.eval_on_selector_all(".chip .k", "found => found.map(x => getComputedStyle(x).fill)")
+            assert len(marks) == len(METHODS) and all(contrast(mark, paper) >= 3 for mark in marks), (scheme, marks)
 
 
 def test_a_report_is_accessible(browser: Browser, report: str) -> None:
@@ -177,27 +242,18 @@ def test_a_report_is_accessible(browser: Browser, report: str) -> None:
         levels = seen.page.eval_on_selector_all("h1, h2, h3", "found => found.map(each => +each.tagName[1])")
         assert levels[0] == 1 and levels.count(1) == 1
         assert all(b - a <= 1 for a, b in zip(levels, levels[1:], strict=False))
-        assert all(attributes(seen.page, "svg.chart", "aria-label"))
+        named = "found => found.every(x => x.closest('[aria-hidden], [role=img], summary, .icon'))"
+        assert seen.page.eval_on_selector_all("main svg", named)
         assert set(attributes(seen.page, "th", "scope")) <= {"col", "row", "colgroup"}
-        assert all(attributes(seen.page, ".table", "tabindex"))  # can be scrolled without a mouse
+        assert all(attributes(seen.page, ".scroll", "tabindex"))  # can be scrolled without a mouse
 
 
-def test_a_grid_is_a_short_page_and_can_be_read_on_a_telephone(browser: Browser, tmp_path: Path) -> None:
-    """Sixteen runs; a table that is scrolled to its end still shows the names of its lines."""
+def test_a_grid_is_a_short_page(browser: Browser, tmp_path: Path) -> None:
+    """Sixteen runs."""
     for number, (method, lr, momentum) in enumerate(product(("a", "b"), (0.1, 0.2, 0.3, 0.4), (0.0, 0.5))):
         counts = [[(10 + number // 2, 20)] * 5] * 3
         make_run(tmp_path / f"{number}", counts, val=counts, method=method, lr=lr, momentum=momentum)
     assert main([str(tmp_path), "--out", str(tmp_path / "report.html")]) == 0
-    address = (tmp_path / "report.html").as_uri()
-    with opened(browser, address) as seen:
-        assert seen.page.evaluate("document.documentElement.scrollHeight") <= 6000
+    with opened(browser, (tmp_path / "report.html").as_uri(), width=400) as seen:
+        assert seen.too_wide <= 0 and seen.page.evaluate("document.documentElement.scrollHeight") <= 6000
         assert seen.page.locator("td.heat").count() == 16
-    with opened(browser, address, width=390) as seen:
-        assert seen.too_wide <= 0
-        scrolled = """found => found.map(box => {
-            box.scrollLeft = 10000;
-            const left = box.getBoundingClientRect().left;
-            const names = [...box.querySelectorAll("tr > th:first-child")];
-            return names.every(x => x.getBoundingClientRect().left >= left - 1);
-        })"""
-        assert all(seen.page.eval_on_selector_all(".table", scrolled))

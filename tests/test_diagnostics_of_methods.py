@@ -14,10 +14,13 @@ from pflsim.records.trace import RoundMatrices, read_matrices
 
 FROM_NUMBERS = {"pfedcfr": "zeta", "fedamp": "zeta", "pfedla": "alpha", "heurpfedla": "alpha", "fedalp": "psi",
                 "fedfomo": "affinity"}  # fmt: skip
+CLUSTERS = {"ifca", "fesem", "fedalp"}
 PROTOTYPES = {"fedfcd", "fedproto", "fedgh", "fedtgp", "pfedpm", "r_pfedpm"}
 
 
-@pytest.mark.parametrize("method", slow_except({"fedfcd", "pfedcfr"}, sorted({*FROM_NUMBERS, *PROTOTYPES, "fedavg"})))
+@pytest.mark.parametrize(
+    "method", slow_except({"fedfcd", "pfedcfr", "ifca"}, sorted({*FROM_NUMBERS, *PROTOTYPES, *CLUSTERS, "fedavg"}))
+)
 def test_what_a_method_shows(method: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     options = [f"method={method}", "executor=inline", "clients=5", "rounds=3", "fraction=0.6", "model.hidden=[8]",
@@ -27,8 +30,11 @@ def test_what_a_method_shows(method: str, tmp_path: Path) -> None:
     assert seen.round == 3
     found = {m.name: m.values for m in seen.matrices}
     kind = FROM_NUMBERS.get(method)
+    numbers = read_server(folder / "trace" / "round_0003" / "server.safetensors")[0] if method != "fedavg" else {}
+    if method in CLUSTERS:
+        groups, members = numbers["groups"].tolist(), found.pop("clusters")
+        assert members.sum() == 5 - groups.count(-1) and all(members[g, c] for c, g in enumerate(groups) if g >= 0)
     if kind:
-        numbers, _ = read_server(folder / "trace" / "round_0003" / "server.safetensors")
         expected = {k: v.float().numpy() for k, v in numbers.items() if k.partition("/")[0] == kind}
         assert expected
         for name, values in expected.items():

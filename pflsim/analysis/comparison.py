@@ -257,13 +257,16 @@ def compare(
     return Comparison(rows, choice, goal, target is not None, families, tied, same, objections)
 
 
-def compare_sets(runs: Iterable[Run], reference: str | None = None, **options: Any) -> list[Comparison]:
+def compare_sets(
+    runs: Iterable[Run], reference: str | None = None, display: bool = False, **options: Any
+) -> list[Comparison]:
     """Compare each set of runs with the same examples and the same evaluation.
 
     If no two groups share a set, as in a sweep over partitions with one method, all groups are compared at once. A set
-    without the reference uses the default one, unless no set has it. See `compare` for the reference and the options.
+    without the reference uses the default one, unless no set has it. See `compare` for the reference and the options,
+    and `group_runs` for `display`.
     """
-    groups = group_runs(runs)
+    groups = group_runs(runs, display)
     sets: list[list[Group]] = []  # in order of first appearance
     for group in groups:
         fitting = next((members for members in sets if not check_evaluation([*members, group])), None)
@@ -274,7 +277,7 @@ def compare_sets(runs: Iterable[Run], reference: str | None = None, **options: A
     if all(len(members) == 1 for members in sets):
         sets = [groups]
     # Group again: labels show what differs within the set.
-    sets = [group_runs(run for group in members for run in (*group.runs, *group.left_out)) for members in sets]
+    sets = [group_runs((r for g in members for r in (*g.runs, *g.left_out)), display) for members in sets]
     known = [any(reference in (group.label, group.method) for group in members) for members in sets]
     names = [reference if has or not any(known) else None for has in known]
     return [compare(members, reference=name, **options) for members, name in zip(sets, names, strict=True)]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pflsim.analysis.identity import identity
 from pflsim.analysis.runs import Run, distinguishes, run_settings
 from pflsim.config.names import written
 from pflsim.errors import SettingsError
@@ -42,10 +43,14 @@ class Group:
         return tuple(run.seed for run in self.runs)
 
 
-def group_runs(runs: Iterable[Run]) -> list[Group]:
+def group_runs(runs: Iterable[Run], display: bool = False) -> list[Group]:
     """Group runs by method and settings, in order of first appearance.
 
     If several runs have the same settings and seed, the longest one is kept, provided that their results agree.
+
+    Args:
+        runs: the runs.
+        display: whether labels have the methods' names for readers (`Identity.display`), if these are distinct.
 
     Raises:
         SettingsError: two runs with the same settings and seed have different results; names both folders.
@@ -58,9 +63,12 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
         own = {**key, "partition_hash": run.partition_hash[:8]} if written(key) in unlike else key
         found.setdefault(written(own), (own, []))[1].append(run)
     keys, groups = [key for key, _ in found.values()], list[Group]()
+    names = {str(key["method"]): identity(key["method"]).display if display else key["method"] for key in keys}
+    distinct = len({*names.values()}) == len(names)
     for key, members in found.values():
         own = {name: value for name, value in key.items() if name != "method" and distinguishes(name, key, keys)}
-        label = " ".join([key["method"], *(f"{name}={written(value)}" for name, value in own.items())])
+        name = names[key["method"]] if distinct else key["method"]
+        label = " ".join([name, *(f"{name}={written(value)}" for name, value in own.items())])
         groups.append(Group(label, key["method"], own, *_one_per_seed(label, members)))
     return groups
 

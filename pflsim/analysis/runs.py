@@ -49,7 +49,7 @@ Inputs = keys({
 PartitionFile = keys({
     "hash": str, "data": NotRequired[str], "partition": NotRequired[str], "clients": NotRequired[int],
     "classes": NotRequired[int], "inputs": NotRequired[Inputs], "train": NotRequired[list[list[int]]],
-    "names": NotRequired[list[str]], "task": NotRequired[Mapping[str, Any]],
+    "names": NotRequired[list[str]], "values": NotRequired[list[str]], "task": NotRequired[Mapping[str, Any]],
     "class_counts": NotRequired[list[Mapping[str, int | list[int]]]],
 })  # fmt: skip
 """The keys of partition.json that are read back."""

@@ -12,6 +12,11 @@ MAX_NAMES = 4
 """Longer lists of methods are replaced by their number."""
 
 
+def scale_of(metric: str) -> tuple[int, int, str]:
+    """Return how differences in a metric are written: the factor, the decimals, and the unit."""
+    return (100, 1, " points") if "accuracy" in metric else (1, 3, "")
+
+
 def sentences(
     means: dict[str, float], family: Family, tied: Sequence[str], metric: str, higher: bool, unlike: Sequence[str] = ()
 ) -> list[str]:
@@ -31,7 +36,7 @@ def sentences(
     if not found or reference not in means:
         return []
     above, highest = ("above", "highest") if higher else ("below", "lowest")
-    scale, decimals, unit = (100, 1, " points") if "accuracy" in metric else (1, 3, "")
+    scale, decimals, unit = scale_of(metric)
 
     def size(difference: float) -> str:
         return f"{scale * abs(difference):.{decimals}f}"
@@ -99,6 +104,21 @@ def over_benchmarks(families: Sequence[tuple[Family, bool]]) -> str:
     said += f"; clearly better in some, clearly worse in none: {listed(some)}" * bool(some)
     said += f"; clearly better in some, clearly worse in others: {listed(both)}" * bool(both)
     return said + f"; not told apart from the reference in any: {listed(none)}" * bool(none) + "."
+
+
+def winners(families: Sequence[tuple[str, Family, bool]]) -> str:
+    """Return how many methods are clearly better than the reference in each benchmark.
+
+    Args:
+        families: of each benchmark, its name, the differences to its reference, and whether a higher value is better.
+    """
+    found, counts = [family for _, family, _ in families], []
+    for name, family, higher in families:
+        up = [d for d in family.differences if d.level == "clear" and d.mean is not None and (d.mean > 0) == higher]
+        counts.append(f"{len(up) or 'none'} of {plural(len(family.differences), 'method')} with {name}")
+    references = {family.reference.label for family in found}
+    than = f"than {references.pop()}" if len(references) == 1 else "than their reference"
+    return f"Clearly better {than}: {listed(counts)}."
 
 
 def _are(labels: Iterable[str], one: str = "is", several: str = "are") -> str:

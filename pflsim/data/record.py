@@ -67,6 +67,8 @@ def write_partition(
         head["task"] = task
     if partition.names:
         head["names"] = list(partition.names)
+    if dataset.values:
+        head["values"] = [str(value) for value in dataset.values]
     if partition.shift.groups:
         head["shift"] = {"name": names["shift"], **partition.shift.record()}
         head["unshifted_hash"] = partition_hash(dataset, replace(partition, shift=Shift()))

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from pflsim.config.settings import ServerOptimizer
@@ -186,3 +187,9 @@ def between_clients(numbers: Mapping[str, Tensor], kind: str, title: str) -> lis
     found = {name: value for name, value in numbers.items() if name.partition("/")[0] == kind}
     rows, columns = Axis("receiver"), Axis("sender")
     return [Matrix(name, title, rows, columns, value.float().cpu().numpy()) for name, value in found.items()]
+
+
+def memberships(groups: Tensor, clusters: int) -> list[Matrix]:
+    """Return [M, N] with 1 where a client (column) is in a cluster (row). Clients without a cluster are negative."""
+    values = (groups.cpu() == torch.arange(clusters)[:, None]).float().numpy()
+    return [Matrix("clusters", "Clusters of the clients", Axis("cluster"), Axis("client"), values, (0.0, 1.0))]

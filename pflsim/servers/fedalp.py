@@ -17,7 +17,7 @@ from pflsim.fusion.layerwise import flat_rows, layer_weights, mix_layer, stack
 from pflsim.fusion.means import column, example_means, weighted_mean
 from pflsim.messages import Message, Uplink
 from pflsim.params import UnitKind
-from pflsim.servers.base import Federation, GlobalModelRule
+from pflsim.servers.base import Federation, GlobalModelRule, memberships
 from pflsim.types import Axis, Matrix, Tensors, Unit
 
 
@@ -98,7 +98,8 @@ class FedALP(GlobalModelRule[State]):
         self.groups = at_least_one("method.groups", groups)
         self.beta = float(Bounds(0, 1)("method.beta", beta))
         self.warmup = Bounds(above=0, below=1)("method.warmup", warmup)
-        self.unit, self.delta, self.gamma, self.onto, self.cluster_on = unit, delta, gamma, onto, cluster_on
+        self.unit, self.delta, self.gamma, self.onto = unit, delta, gamma, onto
+        self.cluster_on: ClusterOn = cluster_on
 
     def warmup_rounds(self, rounds: int) -> int:
         """Return T_pre: the fraction of the rounds, rounded half up, within 1 to rounds − 1."""
@@ -214,9 +215,10 @@ class FedALP(GlobalModelRule[State]):
         return {"psi": state.psi, "groups": state.groups, **models}
 
     def diagnostics(self, state: State) -> list[Matrix]:
-        """Return Ψ."""
+        """Return Ψ, and who is in which group."""
         if not state.models:
             return []
         layers = Axis("layer", tuple(unit.name for unit in state.layout))
         title = "Weights Ψ of a group's own layers"
-        return [Matrix("psi", title, Axis("group"), layers, state.psi.float().cpu().numpy(), (0.0, 1.0))]
+        psi = Matrix("psi", title, Axis("group"), layers, state.psi.float().cpu().numpy(), (0.0, 1.0))
+        return [psi, *memberships(state.groups, len(state.psi))]

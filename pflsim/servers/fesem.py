@@ -13,8 +13,8 @@ from pflsim.fusion.clusters import centre_distances, cluster_models, nearest
 from pflsim.fusion.layerwise import flat_rows, stack
 from pflsim.messages import Message, Uplink, packed
 from pflsim.seeding import torch_generator
-from pflsim.servers.base import Federation, ServerRule
-from pflsim.types import Tensors, Unit
+from pflsim.servers.base import Federation, ServerRule, memberships
+from pflsim.types import Matrix, Tensors, Unit
 
 CENTRE = "centre/"
 """Key prefix in messages to joining clients: centre/<k>/<key>."""
@@ -91,3 +91,7 @@ class FeSEM(ServerRule[State]):
     def numbers(self, state: State) -> Tensors:
         """Return `groups` [N] and the centres `group/<key>` [K, *shape]."""
         return {"groups": state.groups} | {f"group/{key}": stack(state.centres, key) for key in state.centres[0]}
+
+    def diagnostics(self, state: State) -> list[Matrix]:
+        """Return who is in which cluster."""
+        return memberships(state.groups, self.groups)

@@ -13,8 +13,8 @@ from pflsim.fusion.clusters import cluster_models
 from pflsim.fusion.layerwise import stack
 from pflsim.messages import Message, Uplink, packed
 from pflsim.seeding import torch_generator
-from pflsim.servers.base import Federation, ServerRule
-from pflsim.types import Tensors
+from pflsim.servers.base import Federation, ServerRule, memberships
+from pflsim.types import Matrix, Tensors
 
 MODEL, CLUSTER = "model/", "cluster"
 """Key prefix in downlinks, model/<j>/<key>, and the key of ĵ among an uplink's numbers."""
@@ -78,6 +78,10 @@ class IFCA(ServerRule[State]):
     def numbers(self, state: State) -> Tensors:
         """Return `groups` [N] and the models `group/<key>` [M, *shape]."""
         return {"groups": state.groups} | {f"group/{key}": stack(state.models, key) for key in state.models[0]}
+
+    def diagnostics(self, state: State) -> list[Matrix]:
+        """Return who is in which cluster."""
+        return memberships(state.groups, self.groups)
 
 
 def _permuted(value: Tensor, generator: torch.Generator) -> Tensor:

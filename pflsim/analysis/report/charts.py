@@ -1,207 +1,153 @@
-"""The charts of a report as SVG: accuracy, losses, clients, partitions and matrices."""
+"""The numbers behind the charts of clients, curves and cost. The templates draw them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
 from dataclasses import dataclass
-from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
-from matplotlib import rc_context
 
-from pflsim.analysis.comparison import Comparison
-from pflsim.analysis.curves import AGAINST, Curve, curves_of, draw_curves, of_test
-from pflsim.analysis.groups import Group
-from pflsim.analysis.report.svg import INK, PALETTE, STYLE, to_svg
-from pflsim.analysis.runs import Run
-from pflsim.data.record import LONGEST, partition_figure
-from pflsim.records.heatmaps import by_kind, draw_heatmaps
-from pflsim.records.history import RoundMetrics
-from pflsim.records.summary import Choice
-from pflsim.records.trace import read_matrices
-from pflsim.terminal.formats import plural
-from pflsim.types import Split
+from pflsim.analysis.curves import of_test
+from pflsim.analysis.differences import family
+from pflsim.analysis.report.axes import Axis, axis, log_axis
+from pflsim.analysis.report.forest import Benchmark, Line
 
-SIZE = (4.9, 3.1)
-"""Width and height of a chart in inches."""
-MAX_WITH_GAPS = 60
-"""With more clients, bars are drawn without gaps."""
+MAX_COLUMNS = 60
+"""With more clients, a column is the mean of neighbours in the order, and the data are drawn as histograms."""
+MAX_POINTS = 60
+"""Longer curves are thinned out to this number of points."""
+Label = tuple[float, float, str]
+HEIGHT = 320
+"""Of the chart of costs, in pixels."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """A chart as SVG and its caption; wide charts take the width of the page."""
-
-    svg: str
-    caption: str
-    wide: bool = False
-
-
-def accuracy_charts(comparison: Comparison) -> Iterator[Chart]:
-    """Yield charts of mean and worst decile of the primary metric against rounds, bytes, and seconds."""
-    for figure, words in (("mean", "mean over clients"), ("worst_decile", "worst decile of the clients")):
-        for against in AGAINST:
-            curves, x_label = curves_of(comparison.groups, against, of_test(figure))
-            caption = f"Test {comparison.primary}, {words}, against {against}."
-            if against == "bytes":
-                end = max(x for each in curves for x in each.x)
-                if end == 0:  # no method sends anything
-                    continue
-                silent = [number for number, each in enumerate(curves) if each.x and max(each.x) == 0]
-                for number in silent:
-                    level = comparison.rows[number].figures[figure].mean
-                    curves[number] = Curve(curves[number].label, [0.0, end], [level, level])
-                caption += " A horizontal line is a method without traffic, at its headline result." * bool(silent)
-            y_label = f"{comparison.primary}, {figure.replace('_', ' ')}"
-            yield _chart(curves, x_label, y_label, f"{figure}-{against}", caption)
-
-
-def metric_charts(comparison: Comparison) -> Iterator[Chart]:
-    """Yield a chart of every metric besides the primary one against rounds."""
-    for name in comparison.metrics:
-
-        def measure(run: Run, line: RoundMetrics, name: str = name) -> float | None:
-            found = line.evaluations.get(run.reported)
-            return found and name in found.metrics and found.metrics[name].mean or None
-
-        curves, x_label = curves_of(comparison.groups, "rounds", measure)
-        yield _chart(curves, x_label, name.replace("_", " "), name, f"{name}, mean over clients.")
-
-
-def loss_charts(groups: Sequence[Group]) -> Iterator[Chart]:
-    """Yield a chart of every loss term against rounds."""
-    terms = list(dict.fromkeys(t for g in groups for run in g.runs for line in run.history for t in line.losses))
-    for number, term in enumerate(terms):
-        curves, x_label = curves_of(groups, "rounds", lambda _, line, term=term: line.losses.get(term))
-        values = [y for each in curves for y in each.y]
-        log = bool(values) and min(values) > 0 and max(values) > 100 * min(values)
-        yield _chart(curves, x_label, term, f"loss-{number}", f"Loss term {term} against rounds.", log)
-
-
-def _chart(curves: Sequence[Curve], x_label: str, y_label: str, name: str, caption: str, log: bool = False) -> Chart:
-    """Draw without a legend: the page has one legend for all charts."""
-    with rc_context(STYLE):
-        figure = draw_curves(curves, x_label, y_label, SIZE)
-    if log:
-        figure.axes[0].set_yscale("log")
-    return Chart(to_svg(figure, name, caption), caption)
-
-
-def shown_runs(groups: Sequence[Group]) -> list[Run]:
-    """Return one run of every group: that of the smallest common seed, else of the group's smallest seed."""
-    common = set.intersection(*({run.seed for run in group.runs} for group in groups))
-    seed = min(common) if common else None
-    return [next((run for run in group.runs if run.seed == seed), group.runs[0]) for group in groups]
-
-
-def client_charts(groups: Sequence[Group], choice: Choice) -> Iterator[Chart]:
-    """Yield a chart of sorted bars for each group, with Local's value on the same client if Local is a group."""
-    runs = shown_runs(groups)
-    local = next((pair for pair in zip(groups, runs, strict=True) if pair[0].method == "local"), None)
-    for number, (group, run) in enumerate(zip(groups, runs, strict=True)):
-        rates, line = _rates(run, choice), run.at(choice)
-        if not rates or line is None:
-            continue
-        caption = f"{group.label}, seed {run.seed}, round {line.round}: "
-        reference, name = None, ""
-        if local and local[1] is not run and local[1].partition_hash == run.partition_hash:
-            reference, name = _rates(local[1], choice), local[0].label
-        caption += _counts(rates, reference, name, run.higher) if reference else f"every client's test {run.primary}"
-        with rc_context(STYLE):
-            figure = _draw_clients(run, rates, reference, PALETTE[number % len(PALETTE)])
-            svg = to_svg(figure, f"clients-{number}", caption)
-        yield Chart(svg, f"{caption}.")
-
-
-def client_values(groups: Sequence[Group], choice: Choice) -> pd.DataFrame | None:
-    """Return the value of each named client (row) in each group (column); None: no names, or several partitions."""
-    runs = shown_runs(groups)
-    names = runs[0].partition.get("names", ())
-    if not names or len({run.partition_hash for run in runs}) > 1:
-        return None
-    lines = [(group.label, run, run.at(choice)) for group, run in zip(groups, runs, strict=True)]
-    values = pd.DataFrame({label: run.counts(line.round)[run.primary] for label, run, line in lines if line})
-    return values.rename(dict(enumerate(names))).sort_index()
-
-
-def _rates(run: Run, choice: Choice) -> dict[int, float]:
-    line = run.at(choice)
-    return {} if line is None else run.counts(line.round)[run.primary].dropna().to_dict()
-
-
-def _counts(rates: dict[int, float], reference: dict[int, float], name: str, higher: bool) -> str:
-    both, sign = rates.keys() & reference.keys(), 1 if higher else -1
-    better = sum(sign * rates[client] > sign * reference[client] for client in both)
-    worse = sum(sign * rates[client] < sign * reference[client] for client in both)
-    equal = len(both) - better - worse
-    counts = f"{better} of {plural(len(both), 'client')} are better than with {name}, {worse} worse, {equal} equal"
-    return f"{counts}; dashes: {name} on the same client"
-
-
-def partition_charts(groups: Sequence[Group]) -> Iterator[Chart]:
-    """Yield the picture of every different partition among the shown runs."""
-    seen = {run.partition_hash: run for run in shown_runs(groups) if "class_counts" in run.partition}
-    for number, (digest, run) in enumerate(seen.items()):
-        about = run.partition
-        counts = {split: np.array([row[split] for row in about["class_counts"]]) for split in get_args(Split)}
-        label = f"Examples of {about['clients']} clients by split and by {about['classes']} classes"
-        shift = about.get("shift", {"name": "", "groups": ()})
-        figure = partition_figure(counts, groups=shift["groups"], names=about.get("names", ()))
-        svg = to_svg(figure, f"partition-{number}", label, bbox_inches="tight")
-        names = ", ".join(filter(None, (about["data"], about["partition"], shift["name"])))
-        yield Chart(svg, f"Seed {run.seed}: {names}; partition {digest[:8]}.", wide=True)
-
-
-def matrix_charts(groups: Sequence[Group]) -> list[Chart]:
-    """Return the matrices of every group's shown run, one chart for each kind; wide ones come first."""
-    charts = []
-    for group, run in zip(groups, shown_runs(groups), strict=True):
-        diagnostics = read_matrices(run.folder)
-        if diagnostics is None:
-            continue
-        for kind in by_kind(diagnostics.matrices).values():
-            first = kind[0]
-            what = f"{group.label}, seed {run.seed}, round {diagnostics.round}: {first.title}"
-            label = f"Heat map, {first.rows.label} by {first.columns.label}. {what}"
-            charts.append(Chart(to_svg(draw_heatmaps(kind), f"matrix-{len(charts)}", label), f"{what}.", len(kind) > 1))
-    return sorted(charts, key=lambda chart: not chart.wide)
-
-
-def _draw_clients(run: Run, rates: Mapping[int, float], reference: Mapping[int, float] | None, colour: str) -> Any:
-    """Draw a bar for every client, the worst first, into a matplotlib `Figure`.
+@dataclass(frozen=True)
+class Gains:
+    """The primary metric of every client with every method.
 
     Args:
-        run: has the metric and the names of the clients, for which the chart has room up to `MAX_WITH_GAPS`.
-        rates: the metric by client.
-        reference: the metric of another method by client, drawn as a dash at each bar.
-        colour: the bars' colour.
+        y: the axis.
+        table: [pairs, groups] by seed and client.
+        columns: the same in the order of the reference, the weakest first; means of neighbours if there are many.
     """
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(SIZE[0], 2.9), layout="constrained")
-    axes = figure.add_subplot()
-    order = sorted(rates, key=lambda client: (rates[client] if run.higher else -rates[client], client))
-    places, heights = np.arange(1, len(order) + 1), np.array([rates[client] for client in order])
-    half = 0.4 if len(order) <= MAX_WITH_GAPS else 0.5
-    # One step line for all bars, with zeros in the gaps: the SVG stays small with a thousand clients.
-    edges = np.stack([places - half, places + half], axis=1).ravel()
-    axes.stairs(np.stack([heights, 0 * heights], axis=1).ravel()[:-1], edges, fill=True, color=colour, alpha=0.75)
-    axes.axvline(-(-len(order) // 10) + 0.5, color=INK, linewidth=0.8, linestyle=(0, (2, 3)))
-    if reference:
-        dashes = np.array([reference.get(client, np.nan) for client in order])
-        x = np.stack([places - 0.45, places + 0.45, places], axis=1).ravel()
-        y = np.stack([dashes, dashes, dashes * np.nan], axis=1).ravel()  # NaN separates the dashes
-        axes.plot(x, y, color=INK, linewidth=1.8)
-    axes.set_xlim(0.5, len(order) + 0.5)
-    if min(rates.values()) >= 0 and max(rates.values()) <= 1:
-        axes.set_ylim(0, 1.04)
-    axes.set_xlabel(f"clients by {run.primary}")
-    axes.set_ylabel(f"test {run.primary}")
-    if (names := run.partition.get("names")) and len(order) <= MAX_WITH_GAPS:
-        axes.set_xticks(places, [names[client][:LONGEST] for client in order], rotation=90, fontsize=7)
-    else:
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
-    axes.grid(False, axis="x")
-    return figure
+    y: Axis
+    table: pd.DataFrame
+    columns: pd.DataFrame
+
+
+def gains(benchmark: Benchmark) -> Gains:
+    """Return the values of the clients that all groups have."""
+    primary, reference = benchmark.comparison.primary, benchmark.comparison.reference.label
+    by_pair = {k: pd.concat({seed: found[primary] for seed, found in v.items()}) for k, v in benchmark.values.items()}
+    table = pd.DataFrame(by_pair).dropna()
+    ordered = table.sort_values(reference, ascending=benchmark.comparison.higher, kind="stable")
+    parts = np.array_split(np.arange(len(table)), min(len(table), MAX_COLUMNS))
+    columns = pd.DataFrame([ordered.iloc[part].mean() for part in parts])
+    return Gains(axis(columns.to_numpy().ravel().tolist(), benchmark.least, 3), table, columns)
+
+
+@dataclass(frozen=True)
+class Curves:
+    """A measure over the rounds of every group: mean over the seeds, with a band from the lowest to the highest.
+
+    Args:
+        x, y: the axes.
+        points: rounds, means, lows and highs by label.
+    """
+
+    x: Axis
+    y: Axis
+    points: dict[str, tuple[list[int], list[float], list[float], list[float]]]
+
+
+def curves(benchmark: Benchmark) -> Curves:
+    """Return the curves of the primary metric at the rounds that all runs of a group have."""
+    measure, points = of_test(), {}
+    for group in benchmark.comparison.groups:
+        found = [{line.round: measure(run, line) for line in run.history} for run in group.runs]
+        finite = [{r: v for r, v in own.items() if v is not None and math.isfinite(v)} for own in found]
+        rounds = sorted(set.intersection(*map(set, finite)))
+        rounds = [rounds[n] for n in np.linspace(0, len(rounds) - 1, min(len(rounds), MAX_POINTS)).round().astype(int)]
+        values = np.array([[own[number] for number in rounds] for own in finite])  # [seeds, rounds]
+        if rounds:
+            points[group.label] = rounds, values.mean(0).tolist(), values.min(0).tolist(), values.max(0).tolist()
+    every = [number for rounds, *_ in points.values() for number in rounds] or [1]
+    means = [value for _, own, *_ in points.values() for value in own]
+    x = Axis(min(every), max(*every, min(every) + 1), ())
+    return Curves(x, axis(means, benchmark.least, 3), points)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The primary metric against the bytes of the whole run.
+
+    Args:
+        x: the axis of bytes; None: no group sends any.
+        y: the axis of the metric.
+        points: group, place in percent and pixels, and place and anchor of its label if there is room for one.
+        front: the groups that are the best for their bytes, in ascending order of bytes.
+    """
+
+    x: Axis | None
+    y: Axis
+    points: list[tuple[Line, float, float, Label | None]]
+    front: list[Line]
+
+    def at(self, count: float) -> float:
+        """Return the place of bytes in percent; none have a place of their own at the left."""
+        return _place(self.x, count)
+
+
+def cost(benchmark: Benchmark) -> Cost:
+    """Return the costs and results of all groups."""
+    sent = {line: line.row.figures["bytes_total"].mean for line in benchmark.lines}
+    means = {line: line.row.figures["mean"].mean for line in benchmark.lines}
+    x = log_axis(filter(None, sent.values())) if any(sent.values()) else None
+    y = axis(means.values(), 2.5 * benchmark.least, 5, pad=0.08)
+    front, where = _frontier(benchmark), {line: (_place(x, sent[line]), y.up(means[line], HEIGHT)) for line in sent}
+    ends = [*(where[line][0] for line in front[1:]), 100.0]
+    taken = [(where[line][0], end, where[line][1]) for line, end in zip(front, ends, strict=True)]
+    taken += [(at - 0.6, at + 0.6, level) for at, level in where.values()]
+    first = dict.fromkeys([*front, *sent])
+    points = [(line, *where[line], _free(line.label, *where[line], line in front, taken)) for line in first]
+    return Cost(x, y, points[::-1], front)
+
+
+def _place(x: Axis | None, count: float) -> float:
+    return round(16 + 0.84 * x.at(count), 2) if x and count else 9.0
+
+
+def _free(label: str, x: float, y: float, front: bool, taken: list[tuple[float, float, float]]) -> Label | None:
+    """Return place and anchor of a label that hits no mark and no other label; None if there is none."""
+    width = 0.72 * len(label)
+    sides = ((x + 0.9, y + 4, "start"), (x - 0.9, y + 4, "end"), (x, y - 10, "middle"), (x, y + 19, "middle"))
+    for at, level, anchor in sides[2:] * front + sides:
+        left = at - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
+        clear = all(left > end or left + width < start or abs(level - 4 - y) > 11 for start, end, y in taken)
+        if clear and left > 0 and left + width < 101:
+            taken.append((left, left + width, level - 4))
+            return round(at, 2), level, anchor
+    return None
+
+
+def _frontier(benchmark: Benchmark) -> list[Line]:
+    """Return the cheapest group, and each that costs more and is clearly better than the one before.
+
+    With one seed nothing is clear, and the mean decides.
+    """
+    sign = 1 if benchmark.comparison.higher else -1
+    rest = sorted(benchmark.lines, key=lambda line: line.row.figures["bytes_total"].mean)  # best first among equals
+    front = rest[:1]
+    while rest:
+        last, best = front[-1], sign * front[-1].row.figures["mean"].mean
+        rest = [line for line in rest if line.row.figures["bytes_total"].mean > last.row.figures["bytes_total"].mean]
+        rest = [line for line in rest if sign * line.row.figures["mean"].mean > best]
+        if benchmark.seeds > 1 and rest:
+            groups = [last.row.group, *(line.row.group for line in rest)]
+            found = family(groups, groups[0], benchmark.values).differences
+            clear = {d.group.label for d in found if d.level == "clear"}
+            rest = [line for line in rest if line.label in clear]
+        front += rest[:1]
+    return front

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pflsim.analysis.comparison import Spread
 from pflsim.analysis.groups import Group
 from pflsim.analysis.runs import Run, run_settings
 from pflsim.config.components import COMPONENTS
@@ -18,21 +17,14 @@ from pflsim.config.settings import Settings, dotted
 from pflsim.records.environment import EnvironmentFile
 from pflsim.records.evaluation import grouped
 from pflsim.records.files import read_json
-
-Pair = tuple[Spread, Spread]
-"""Bytes up and down."""
+from pflsim.records.history import METRICS
 
 
-def traffic_per_round(group: Group) -> tuple[Pair, Pair]:
-    """Return the mean bytes per round and participant, and per round of all clients; round 0 is left out."""
-    shares = []
-    for run in group.runs:
-        lines = [line for line in run.history if line.round > 0]
-        for divisor in (sum(line.cohort for line in lines), len(lines)):
-            shares.append(sum(line.traffic.up_bytes for line in lines) / max(divisor, 1))
-            shares.append(sum(line.traffic.down_bytes for line in lines) / max(divisor, 1))
-    client_up, client_down, round_up, round_down = (Spread(tuple(shares[n::4])) for n in range(4))
-    return (client_up, client_down), (round_up, round_down)
+def undisturbed(runs: Iterable[Run]) -> bool:
+    """Return whether no two runs overlap in time, judged by their length and the age of their files."""
+    ends = [((run.folder / METRICS).stat().st_mtime, run.summary["seconds"]) for run in runs]
+    times = sorted((end - seconds, end) for end, seconds in ends)
+    return all(end <= start for (_, end), (start, _) in zip(times, times[1:], strict=False))
 
 
 def settings_table(groups: Sequence[Group]) -> list[tuple[str, list[str], bool]]:

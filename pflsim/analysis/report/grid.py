@@ -8,6 +8,7 @@ from statistics import fmean
 
 from pflsim.analysis.comparison import Row, row
 from pflsim.analysis.groups import Group
+from pflsim.analysis.identity import identity
 from pflsim.config.names import written
 from pflsim.records.summary import Choice
 
@@ -58,13 +59,13 @@ class Grid:
         """The best group of every method, labelled with the method only, in order of first appearance."""
         methods = [method for method, *_ in self.lines]
         best = {cell.row.group.method: cell.row.group for cell in self.cells if cell.best}
-        return [replace(best[method], label=method) for method in dict.fromkeys(methods)]
+        return [replace(best[method], label=identity(method).display) for method in dict.fromkeys(methods)]
 
 
 def grid_of(groups: Sequence[Group], choice: Choice) -> Grid | None:
-    """Return the grid; None if the groups are few, or of different methods."""
+    """Return the grid; None if no method has several groups, or the groups are few and of several methods."""
     methods = list(dict.fromkeys(group.method for group in groups))
-    if len(groups) <= MAX_GROUPS or len(methods) == len(groups):
+    if len(methods) == len(groups) or 1 < len(methods) <= len(groups) <= MAX_GROUPS:
         return None
     keys = list(dict.fromkeys(key for group in groups for key in group.settings))
     values = {key: sorted({_value(group, key) for group in groups}, key=_order) for key in keys}

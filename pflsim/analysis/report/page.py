@@ -3,137 +3,165 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
+from html import escape
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pflsim.analysis.report.charts as charts
 import pflsim.analysis.report.facts as facts
-from pflsim.analysis.comparison import STATS, Comparison, Row, Spread, compare, compare_sets, row
-from pflsim.analysis.curves import BAND
+import pflsim.analysis.report.structure as structure
+from pflsim.analysis.comparison import STATS, Comparison, Spread, compare, compare_sets, row
 from pflsim.analysis.groups import Group, check_evaluation
-from pflsim.analysis.report.grid import grid_of
-from pflsim.analysis.report.svg import PALETTE
-from pflsim.analysis.runs import incomplete, read_run
-from pflsim.analysis.tables import overview, untrained
-from pflsim.analysis.tables import title as heading
+from pflsim.analysis.identity import identity
+from pflsim.analysis.report.axes import axis
+from pflsim.analysis.report.forest import Benchmark, overall, varying
+from pflsim.analysis.report.grid import MAX_GROUPS, grid_of
+from pflsim.analysis.report.study import Study, read_study
+from pflsim.analysis.runs import Run, read_run
+from pflsim.analysis.tables import as_csv, drawn, records, tables, title, untrained
+from pflsim.analysis.verdict import over_benchmarks, scale_of, winners
 from pflsim.config.names import listed, written
 from pflsim.errors import SettingsError
-from pflsim.records.heatmaps import drawing
-from pflsim.records.summary import Choice, who_is_evaluated
-from pflsim.terminal.formats import CHOSEN, WHEN, format_bytes, format_seconds, plural
-from pflsim.types import ModelKind
+from pflsim.records.folder import LOG
+from pflsim.records.history import METRICS
+from pflsim.records.summary import who_is_evaluated
+from pflsim.terminal.formats import CHOSEN, NONE, WHEN, format_bytes, format_seconds, plural
+
+ACRONYMS = {"auroc", "ece", "mae", "nll", "rmse"}
 
 
-def page(folders: Sequence[Path]) -> str:
+def page(folders: Sequence[Path], study: Path | None = None) -> str:
     """Return the report on run folders as HTML.
 
     Args:
         folders: one or several run folders.
+        study: the folder of the study of `pflsim tune` that the runs belong to.
 
     Raises:
-        SettingsError: a folder cannot be read, or has no evaluated round.
+        SettingsError: a folder cannot be read, or no run has an evaluated round.
     """
-    runs = [read_run(folder) for folder in folders]
-    for run in runs:
-        if run.at("last") is None:
-            raise SettingsError(f"{run.folder}: this run has no evaluated round yet")
-    with drawing():
-        return _render([_context(comparison) for comparison in compare_sets(runs)])
+    read = [(folder, read_run(folder) if (folder / METRICS).is_file() else None) for folder in folders]
+    runs = [run for _, run in read if run and run.at("last")]
+    if not runs:
+        raise SettingsError(f"{folders[0]}: this run has no evaluated round yet")
+    runs = [run for run in runs if run.complete] or runs  # if none is finished, what there is so far
+    sets = [_largest_table(c) if len(runs) < len(read) else c for c in compare_sets(runs, display=True)]
+    groups = [group for comparison in sets for group in comparison.groups]
+    counted = {run.folder for group in groups for run in (*group.runs, *group.left_out)}
+    out = [_why(folder, run) for folder, run in read if not run or run.folder not in counted]
+    return _render([_benchmark(c) for c in sets], out, len(folders), study and read_study(study))
 
 
-def _context(whole: Comparison) -> dict[str, Any]:
-    """Return the values of the template for one set of runs; in a grid, only each method's best is shown in detail."""
+def _why(folder: Path, run: Run | None) -> tuple[str, str]:
+    """Return what a run was that does not count, and how far it came, with the error in its log."""
+    text = (folder / LOG).read_text(encoding="utf-8") if (folder / LOG).is_file() else ""
+    ends = re.findall(r"the run ended: (.*)", text)
+    what = f"{identity(run.method).display}, seed {run.seed}" if run else folder.name
+    rounds = f"{run.done} of {run.summary['rounds_planned']} rounds are done" if run else "no round is done"
+    rounds += ", but other runs with its method or its seed are missing" * (run is not None and run.complete)
+    return what, f"{rounds}; it stopped with: {ends[-1]}" if ends else rounds
+
+
+def _largest_table(comparison: Comparison) -> Comparison:
+    """Return a comparison without the groups or seeds for which runs are missing, so that the most runs count."""
+    groups = comparison.groups
+
+    def having(seeds: Sequence[int]) -> list[Group]:
+        return [group for group in groups if {*seeds} <= {*group.seeds}]
+
+    seeds = max((group.seeds for group in groups), key=lambda seeds: len(seeds) * len(having(seeds)))
+    if all(group.seeds == seeds for group in groups):
+        return comparison
+    kept = [run for group in having(seeds) for run in group.runs if run.seed in seeds]
+    return compare_sets(kept, display=True)[0]
+
+
+def _benchmark(whole: Comparison) -> Benchmark:
     grid = None if check_evaluation(whole.groups) else grid_of(whole.groups, whole.choice)
-    comparison = compare(grid.shown, whole.choice) if grid else whole
-    groups, runs = comparison.groups, whole.runs
-    return {
-        "whole": whole,
-        "grid": grid,
-        "comparison": comparison,
-        "title": _title(groups),
-        "seeds": max(len(group.runs) for group in groups),
-        "evaluated": sorted({who_is_evaluated(run.summary["accuracy_of"]["clients"]) for run in runs}),
-        "differences": {d.group.label: d for d in comparison.differences},
-        "hashes": sorted({(run.seed, run.partition_hash) for run in runs}),
-        "newcomers": [(group, run) for group in groups for run in group.runs if run.summary.get("newcomers")],
-    }
+    comparison = compare(grid.shown, whole.choice) if grid and len(whole.groups) > MAX_GROUPS else whole
+    return Benchmark(comparison, whole, grid)
 
 
-def _title(groups: Sequence[Group]) -> str:
-    methods = list(dict.fromkeys(group.method for group in groups))
-    data = dict.fromkeys(str(run.summary["data"]) for group in groups for run in group.runs)
-    return f"{listed(methods) if len(methods) <= 6 else f'{len(methods)} methods'} on {' or '.join(data)}"
+def answer(benchmark: Benchmark) -> tuple[str, str]:
+    """Return the first sentence with the methods' names in bold, as HTML, and the others."""
+    comparison, figures = benchmark.comparison, benchmark.lines[0].row.figures
+    said = comparison.sentences
+    if not said:
+        mean, worst = f"{figures['mean'].mean:.3f}", f"{figures['worst_decile'].mean:.3f}"
+        said = [f"{benchmark.lines[0].label} has a mean {comparison.primary} of {mean}.", f"Worst decile: {worst}."]
+        if grid := benchmark.grid:
+            values = " and ".join(f"{key}={written(v)}" for key, v in grid.cells[0].row.group.settings.items())
+            said.insert(1, f"Of {len(grid.cells)} settings, {values} is the best.")
+    names = sorted((escape(line.label) for line in benchmark.lines), key=len, reverse=True)
+    names = [name for name in names if name != escape(comparison.reference.label) or len(names) == 1]
+    pattern = rf"(?<!\w)({'|'.join(map(re.escape, names))})(?!\w)"
+    return re.sub(pattern, r"<b>\1</b>", escape(said[0], quote=False)), " ".join(said[1:])
 
 
-def banners(comparison: Comparison) -> list[str]:
-    """Return the warnings at the top of the page."""
-    lines = [f"These runs should not be compared: {reason}." for reason in comparison.objections]
-    lines += [f"{reason}." for reason in (*incomplete(comparison.runs), *untrained(comparison))]
-    counts = [(row.group.label, row.figures["undefined"]) for row in comparison.rows if "undefined" in row.figures]
-    if found := [f"{count.mean:g} with {label}" for label, count in counts if count.mean]:
-        lines.append(f"{comparison.primary} is undefined for clients, which do not count: {', '.join(found)}.")
-    warned = {warning: run.name for run in comparison.runs for warning in run.summary.get("warnings", ())}
-    lines += [f"Warning of {name}: {warning}." for warning, name in warned.items()]
-    repeated = [run.name for group in comparison.groups for run in group.left_out]
-    if repeated:
-        lines.append(f"Left out, because they repeat other runs with the same settings and seed: {listed(repeated)}.")
-    return lines
-
-
-def others(groups: Sequence[Group], choices: Sequence[Choice], reported: bool) -> list[tuple[str, Row]]:
-    """Return the rows of other rounds, either of the reported models or of the others."""
-    models = [run.reported.model for run in (group.runs[0] for group in groups)]
-    found = [
-        (CHOSEN[choice], row(group, choice, model=model))
-        for group, own in zip(groups, models, strict=True)
-        for model in get_args(ModelKind)
-        for choice in choices
-        if (model == own) is reported
-    ]
-    return [(name, each) for name, each in found if each.rounds]
-
-
-def _render(contexts: Sequence[Mapping[str, Any]]) -> str:
+def _render(benchmarks: Sequence[Benchmark], out: Sequence[tuple[str, str]], count: int, study: Study | None) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
     from yaml import safe_dump
 
     loader = PackageLoader("pflsim.analysis.report", "templates")
     env = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    env.filters |= {"rate": _rate, "size": _size, "plural": plural, "p": _p}
-    env.filters["duration"] = lambda value: format_seconds(value.mean)
+    comparisons = [benchmark.comparison for benchmark in benchmarks]
+    who = list(dict.fromkeys(line.who for benchmark in benchmarks for line in benchmark.lines))
+    who += [method.who for method in (study.methods if study else ()) if method.who not in who]
+    env.filters |= {"rate": _rate, "size": _size, "plural": plural, "p": _p, "listed": listed, "points": _points}
+    env.filters |= {"duration": lambda value: format_seconds(value.mean), "letters": _letters, "zip": zip}
+    env.filters["begun"] = lambda text: text[:1].upper() + text[1:]
     env.filters["yaml"] = partial(safe_dump, sort_keys=False, allow_unicode=True)
-    env.globals |= {"WHEN": WHEN, "CHOSEN": CHOSEN, "STATS": STATS, "BAND": BAND, "charts": charts, "facts": facts}
-    env.globals |= {"heading": heading, "banners": banners, "others": others}
-    env.globals["shade"] = lambda number: f"var(--c{number % len(PALETTE) + 1})"
-    env.globals["settings_of"] = lambda group: " ".join(f"{key}={written(v)}" for key, v in group.settings.items())
-    verdicts = overview([context["comparison"] for context in contexts])
-    titles = list(dict.fromkeys(context["title"] for context in contexts))
-    texts = [env.get_template("section.html").render(context) for context in contexts]
-    sections = [Markup(_with_own_ids(text, number) if number else text) for number, text in enumerate(texts)]
-    return env.get_template("report.html").render(title="; ".join(titles), sections=sections, overview=verdicts)
+    env.globals |= {"charts": charts, "facts": facts, "structure": structure, "answer": answer, "scale": scale_of}
+    env.globals |= {"WHEN": WHEN, "CHOSEN": CHOSEN, "STATS": STATS, "evaluated": who_is_evaluated, "row_of": row}
+    env.globals |= {"who_is": identity, "m": lambda one: f"m{who.index(one)}", "untrained": untrained, "axis": axis}
+    names = varying(comparisons)
+    values: dict[str, Any] = {
+        "benchmarks": benchmarks, "title": title(comparisons[0]), "who_all": who, "study": study, "names": names,
+        "unfinished": out, "count": count, "csv": as_csv(r for c in comparisons for r in records(c)),
+        "latex": "\n\n".join(drawn(tables(each), "latex") for each in comparisons), "winners": "", "together": "",
+    }  # fmt: skip
+    sets = [(" ".join(n), c.families[0], c.higher) for n, c in zip(names, comparisons, strict=True)]
+    if len(benchmarks) > 1 and all(c.differences and not c.objections for c in comparisons):
+        values |= {"winners": winners(sets), "overall": overall(benchmarks)}
+        values["together"] = over_benchmarks([(each, higher) for _, each, higher in sets])
+    texts = [env.get_template("section.html").render(values, b=benchmark) for benchmark in benchmarks]
+    values["sections"] = [Markup(_with_own_ids(text, number) if number else text) for number, text in enumerate(texts)]
+    return env.get_template("report.html").render(values)
 
 
 def _with_own_ids(section: str, number: int) -> str:
-    """Append a number to all ids of a section and to the references to them."""
-    return re.sub(r'(\bid="|href="#|url\(#|labelledby=")([^")]+)', rf"\g<1>\g<2>-{number}", section)
+    """Append a number to all ids of a section and to the references to them, except the marks of the page."""
+    return re.sub(r'(\bid="|href="#|labelledby=")(?!k-)([^")]+)', rf"\g<1>\g<2>-{number}", section)
 
 
-def _rate(value: Spread | float | None) -> str:
-    """Format with four digits, or with three and the standard deviation over seeds."""
+def _rate(value: Spread | float | None, decimals: int = 3) -> str:
+    """Format a value, or the mean over seeds."""
+    found = value.mean if isinstance(value, Spread) else value
+    text = NONE if found is None or found != found else f"{found:.{decimals}f}"
+    return text.replace("-", "−") if float(text.strip(NONE) or 1) else text.removeprefix("-")
+
+
+def _letters(name: str) -> str:
+    """Return a metric's name as it is written in text: `worst decile`, `RMSE`."""
+    return name.upper() if name in ACRONYMS else name.replace("_", " ")
+
+
+def _points(value: float | None, metric: str) -> str:
+    """Format a difference with its sign, in points if the metric is an accuracy."""
     if value is None:
-        return "—"
-    if not isinstance(value, Spread):
-        return f"{value:.4f}".replace("-", "−").replace("−0.0000", "0.0000")
-    return f"{value.mean:.4f}" if value.std is None else f"{value.mean:.3f} ± {value.std:.3f}"
+        return NONE
+    scale, decimals, _ = scale_of(metric)
+    text = f"{scale * value:+.{decimals}f}"
+    return text.replace("-", "−") if float(text) else text[1:]
 
 
 def _p(value: float | None) -> str:
-    return "—" if value is None else "< 0.001" if value < 0.001 else f"{value:.2g}"
+    return NONE if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def _size(value: Spread | float | None) -> str:
     count = value.mean if isinstance(value, Spread) else value
-    return "—" if count is None else format_bytes(count)
+    return NONE if count is None else format_bytes(count)

@@ -10,7 +10,7 @@ import numpy as np
 from annotated_types import Ge, Le
 
 from pflsim.data.dataset import MAX_CLASSES, Dataset, described
-from pflsim.data.sources.common import finished, joined
+from pflsim.data.sources.common import Standardize, finished, joined
 from pflsim.data.targets import found_targets
 from pflsim.errors import SettingsError, reading
 
@@ -27,7 +27,7 @@ def load(
     layout: ImageLayout = "auto",
     num_classes: Annotated[int, Ge(1), Le(MAX_CLASSES)] | None = None,
     vocabulary: int | None = None,
-    standardize: bool = False,
+    standardize: Standardize = False,
 ) -> Dataset:
     """Load a .npz file with x_train, y_train, x_test and y_test, or with the keys of MedMNIST (train_images, ...).
 
@@ -43,7 +43,7 @@ def load(
             4.
         num_classes: C; None: largest class + 1.
         vocabulary: of token sequences: the number of different tokens; None: largest token + 1.
-        standardize: standardise each channel (or feature) with statistics of the training part.
+        standardize: standardise each channel (or feature) with statistics of the training part, or each pixel: per_pixel.
 
     Returns:
         x [n, channels, height, width], [n, features] or [n, length]. The name is the file name without ".npz".

@@ -1,10 +1,12 @@
 """What stands in a report, against numbers worked out here from the counts that the runs were made of."""
 
+from __future__ import annotations
+
 import html
 import json
+import os
 import re
 import statistics
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
@@ -12,16 +14,14 @@ import numpy as np
 import pytest
 from made_runs import make_run
 
-from pflsim.analysis.comparison import row as row_of
-from pflsim.analysis.groups import group_runs
 from pflsim.analysis.report import main
-from pflsim.analysis.runs import incomplete, read_run
 from pflsim.records.environment import FORMAT
 from pflsim.records.trace import RoundMatrices, write_matrices
 from pflsim.types import Axis, Matrix
 
 TESTS = 20
 """Test examples of every client."""
+ALL, MORE = 'aria-label="All figures"', 'aria-label="More figures"'
 CLIENTS = 20
 """So that the worst tenth are two."""
 
@@ -39,13 +39,13 @@ def report(*arguments: object) -> str:
 
 def words(page: str) -> str:
     """What a reader sees, in one line."""
-    body = re.sub(r"<style>.*?</style>|<svg.*?</svg>", " ", page, flags=re.DOTALL)
+    body = re.sub(r"<(style|script|svg|template)\b.*?</\1>", " ", page, flags=re.DOTALL)
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", body)).split())
 
 
-def row(page: str, name: str, table: int = 0) -> list[str]:
-    """The cells of the table's row that begins with a name."""
-    found = re.findall(r"<table>.*?</table>", page, re.DOTALL)[table]
+def row(page: str, name: str, table: str = '"forest') -> list[str]:
+    """The cells of the row that begins with a name, in the first table after a text."""
+    found = re.findall(r"<table.*?</table>", page[page.index(table) - 20 :], re.DOTALL)[0]
     for line in re.findall(r"<tr.*?</tr>", found, re.DOTALL):
         cells = [words(cell) for cell in re.findall(r"<t[hd].*?</t[hd]>", line, re.DOTALL)]
         if cells and cells[0] == name:
@@ -79,41 +79,40 @@ def expected(method: str, seed: int) -> np.ndarray:
 
 
 def test_headline_figures(page: str) -> None:
-    for method in ("local", "fedavg"):
+    for method, label in (("local", "Local"), ("fedavg", "FedAvg")):
         rates = [expected(method, seed) for seed in (0, 1)]
         figures = [[r.mean(), r.mean(), r[:2].mean(), np.median(r), r[-2:].mean(), r.std()] for r in rates]
-        wanted = [f"{statistics.fmean(f):.3f} ± {statistics.stdev(f):.3f}" for f in zip(*figures, strict=True)]
-        cells = row(page, method, 1)
-        assert cells[3:9] == wanted  # all clients have as many test examples
-        assert cells[2] == "2, 3"
-    assert row(page, "fedavg", 1)[1] == "global, as received from the server"
-    assert "oracle" not in words(page[page.index('id="short"') : page.index("Other rounds")])
+        more, wanted = row(page, label, MORE), [statistics.fmean(f) for f in zip(*figures, strict=True)]
+        assert [float(cell) for cell in more[3:9]] == pytest.approx(wanted, abs=6e-5)  # equal numbers of test examples
+        assert more[2] == "2, 3"
+        spreads = [[f[n] for f in figures] for n in (0, 2)]
+        assert row(page, label, ALL)[1:3] == [f"{statistics.fmean(f):.3f} ± {statistics.stdev(f):.3f}" for f in spreads]
+    assert row(page, "FedAvg", MORE)[1] == "global, as received from the server"
+    assert "oracle" not in words(page[page.index('id="answer"') : page.index("Other rounds")])
     assert "(oracle)" in words(page)
-    # 20 clients, 2 rounds of seed 0 and 3 of seed 1: 2.5 rounds on the mean
-    assert row(page, "fedavg", 1)[9:] == ["50.0 kB", "150 kB", "5.0 s"]
-    assert row(page, "local", 1)[9:] == ["0 B", "0 B", "5.0 s"]
+    # 20 clients, 2 rounds of seed 0 and 3 of seed 1: 2.5 rounds on the mean; 4 rounds in all
+    assert row(page, "FedAvg", MORE)[9:11] == ["50.0 kB", "150 kB"] and row(page, "FedAvg", ALL)[8] == "320 kB"
+    assert row(page, "Local", MORE)[9:11] == ["0 B", "0 B"]
 
 
-def test_the_summary_compares_with_local_and_has_the_bytes(page: str) -> None:
-    means, worst = (
-        {m: [take(expected(m, seed)) for seed in (0, 1)] for m in ("local", "fedavg")}
-        for take in (np.mean, lambda r: r[:2].mean())
-    )
-    local, fedavg = row(page, "local"), row(page, "fedavg")
-    for cells, method in ((local, "local"), (fedavg, "fedavg")):
-        wanted = [f"{statistics.fmean(f):.3f} ± {statistics.stdev(f):.3f}" for f in (means[method], worst[method])]
-        assert [cells[1], cells[3]] == wanted
-    difference = statistics.fmean(means["fedavg"]) - statistics.fmean(means["local"])
-    assert fedavg[4] == f"{difference:.4f}".replace("-", "−")
-    assert " to " in fedavg[5] and " to −0." in fedavg[6] and fedavg[7:] == ["clear", "200 kB"]
-    assert local[4:] == ["—", "—", "—", "reference", "0 B"]
-    assert "fedavg is clearly worse" in words(page[page.index('id="short"') : page.index("<table>")])
+def test_the_answer_compares_with_local(page: str) -> None:
+    means = {m: statistics.fmean(expected(m, seed).mean() for seed in (0, 1)) for m in ("local", "fedavg")}
+    fedavg, local = row(page, "FedAvg"), row(page, "Local")
+    difference = 100 * (means["local"] - means["fedavg"])
+    assert float(fedavg[2].replace("−", "-")) == pytest.approx(-difference, abs=0.0501) and " to " in fedavg[3]
+    assert [local[-1], fedavg[-1]] == [f"{means[m]:.3f}" for m in ("local", "fedavg")]
+    assert local[2:4] == ["", "reference"]
+    assert page.index(">Local<", page.index('"forest')) < page.index(">FedAvg<", page.index('"forest'))  # best first
+    plot = re.findall(r'aria-label="(clear|not clear|reference)"', page)
+    assert plot == ["reference", "clear"] and "FedAvg is clearly worse" in words(page)
+    line = page[page.index(">FedAvg<", page.index('"forest')) : page.index("</table>")]
+    assert re.findall(r'<use href="#k-square" x="([\d.]+)%" [^>]*class="k clear"', line)
 
 
 def test_without_validation_data_the_last_round_is_the_headline(tmp_path: Path) -> None:
     make_run(tmp_path / "a", [[(1, 10), (9, 10)], [(4, 10), (8, 10)]])
     page = report(tmp_path / "a")
-    assert row(page, "fedavg", 1)[2:6] == ["2", "0.6000", "0.6000", "0.4000"]
+    assert row(page, "FedAvg", MORE)[2:6] == ["2", "0.6000", "0.6000", "0.4000"]
     assert "no validation data" in words(page)
 
 
@@ -125,18 +124,48 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert len(lines) == 2 and all(line.startswith("error: ") for line in lines)
 
 
-def test_what_cannot_be_compared_has_a_banner(tmp_path: Path) -> None:
+def test_runs_that_cannot_be_compared_have_no_differences(tmp_path: Path) -> None:
     make_run(tmp_path / "a", [[(5, 10), (9, 10)]], method="fedavg", digest="a" * 64)
     make_run(tmp_path / "b", [[(1, 10), (2, 10)]], method="ditto", digest="b" * 64)
-    text = words(report(tmp_path / "a", tmp_path / "b"))
-    assert "should not be compared" in text and "partition hash" in text
-    assert "clear" not in text and "difference to" not in text
+    page = report(tmp_path / "a", tmp_path / "b")
+    assert "partition hash" in words(page) and '"forest' not in page and 'id="cost"' not in page
+    assert row(page, "FedAvg", ALL)[1:3] == ["0.700", "0.500"] and 'id="learning"' in page
 
 
-def test_an_incomplete_run_is_marked(tmp_path: Path) -> None:
+def test_unfinished_runs_are_listed_and_do_not_count(tmp_path: Path) -> None:
+    """One method lacks its second seed: the rest is a complete table. One run has no round, one failed at once."""
+    for method, seed in product(("local", "fedavg", "ditto"), (0, 1)):
+        stopped = (method, seed) == ("ditto", 1)
+        rounds = [[(5 + seed, 10), (9, 10)]] * 3
+        make_run(
+            tmp_path / f"{method}{seed}", rounds, method=method, seed=seed, rounds=3 + 5 * stopped, complete=not stopped
+        )
+    (tmp_path / "ditto1" / "run.log").write_text("2026-11-27 19:00:26 the run ended: a <client> failed\n")
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "config.yaml").write_text((tmp_path / "local0" / "config.yaml").read_text())
+    page = report(tmp_path)
+    text = words(page)
+    assert "Ditto, seed 1 : 3 of 8 rounds are done; it stopped with: a <client> failed" in text
+    assert "none : no round is done" in text and "Ditto, seed 0 : 3 of 3 rounds are done, but" in text
+    assert "3 of 7 runs" in text
+    assert '"m0"' in page and ">Ditto<" not in page and row(page, "FedAvg")[-1] == "0.725"
+
+
+def test_runs_of_which_none_is_finished_show_the_rounds_so_far(tmp_path: Path) -> None:
     make_run(tmp_path / "a", [[(5, 10), (9, 10)]] * 3, rounds=8, complete=False)
-    text = words(report(tmp_path / "a"))
-    assert "a is not complete: 3 of 8 rounds are done." in text
+    assert "3 of 8 rounds are done" in words(report(tmp_path / "a"))
+
+
+def test_time_is_shown_of_runs_that_do_not_overlap(tmp_path: Path) -> None:
+    for number, method in enumerate(("local", "fedavg")):
+        folder = make_run(tmp_path / method, [[(5, 10)] * 2] * 3, method=method)
+        for path in folder.iterdir():
+            os.utime(path, (1e9, 1e9 + 20 * number))
+        summary = json.loads((folder / "summary.json").read_text())
+        (folder / "summary.json").write_text(json.dumps({**summary, "seconds": 15.0}))
+    assert row(report(tmp_path), "FedAvg", ALL)[-1] == "15 s"
+    os.utime(tmp_path / "fedavg" / "metrics.jsonl", (1e9, 1e9 + 10))
+    assert row(report(tmp_path), "FedAvg", ALL)[-1] == "180 B"
 
 
 def test_incidents_are_listed(tmp_path: Path) -> None:
@@ -166,8 +195,8 @@ def test_settings_environment_and_command(tmp_path: Path) -> None:
     assert "git checkout abc123 python launch.py lr=0.25 'model.variants=[{hidden:[5]}]'" in text
     assert "with uncommitted changes" in text and "2 of 4 processors, 8.00 GB of memory, no GPU" in text
     assert "torch 2.14.1" in text and "/home/someone" not in page
-    settings = page[page.index('id="settings"') : page.index("<details>", page.index('id="settings"'))]
-    assert "<code>lr=0.25</code>" in settings
+    settings = page[page.index('id="settings"') : page.index("<details", page.index('id="settings"'))]
+    assert "<dt>lr</dt><dd>0.25</dd>" in settings
     assert "batch_size" not in settings  # as by default
     assert "batch_size: 20" in page  # but in config.yaml
 
@@ -176,7 +205,7 @@ def test_what_users_wrote_is_escaped(tmp_path: Path) -> None:
     make_run(tmp_path / "run <script>", [[(5, 10), (9, 10)]], method='<b>mine</b> & "his"')
     make_run(tmp_path / "other", [[(6, 10), (8, 10)]], method="fedavg")
     page = report(tmp_path / "run <script>", tmp_path / "other")
-    assert "<script" not in page and "<b>mine" not in page
+    assert page.count("<script") == 1 and "<b>mine" not in page
     assert "&lt;b&gt;mine&lt;/b&gt; &amp; &#34;his&#34;" in page and "run &lt;script&gt;" in page
 
 
@@ -186,20 +215,21 @@ def test_pictures_are_in_the_page(tmp_path: Path) -> None:
     about = {"hash": "0" * 64, "data": "digits", "partition": "dirichlet", "clients": 2, "classes": 3}
     counts = [{split: row for split in ("train", "val", "test")} for row in ([3, 0, 2], [1, 4, 0])]
     (tmp_path / "a" / "partition.json").write_text(json.dumps({**about, "class_counts": counts}))
-    half = np.array([[0.5, 0.5], [np.nan, 1.0]], np.float32)
-    names = ("alpha/a", "alpha/b", "confusion")
-    matrices = tuple(Matrix(name, "Weights of <fusion>", Axis("receiver"), Axis("sender"), half) for name in names)
-    write_matrices(tmp_path / "a", RoundMatrices(7, matrices))
+    half = np.array([[0.5, 0.25], [np.nan, 1.0]], np.float32)
+    axes = Axis("receiver"), Axis("sender")
+    members = Matrix("clusters", "", Axis("cluster"), Axis("client"), np.eye(2, dtype=np.float32))
+    confusion = Matrix("confusion", "", Axis("class"), Axis("class"), half)
+    alpha = Matrix("alpha/a", "Weights of <fusion>", *axes, half)
+    write_matrices(tmp_path / "a", RoundMatrices(7, (confusion, alpha, members)))
     page = report(tmp_path / "a")
-    charts = re.findall(r'<svg[^>]* aria-label="(Examples|Heat map)[^"]*".*?</svg>', page, re.DOTALL)
-    assert charts == ["Examples", "Heat map", "Heat map"]
-    partition = page[page.index('id="data"') : page.index('id="matrices"')]
-    assert {">6<", ">8<"} <= set(re.findall(r">\d+<", partition)) and "var(--ink)" in partition
-    assert "fedavg, seed 0, round 7: Weights of <fusion>." in words(page)
+    text = words(page)
+    assert "Weights of <fusion>, a" in text and "self 0.75, others 0.25" in text and "seed 0 A B" in text
+    data = page[page.index('id="data"') : page.index('id="settings"')]
+    assert re.findall(r"<title>(\d+)</title>", data) == ["3", "2", "1", "4"] and data.count(">5</text>") == 2
 
 
 def test_the_page_loads_nothing(page: str) -> None:
-    assert not re.search(r"https?:|//[a-z]|@import|<script|<link(?! rel=\"icon\" href=\"data:,\")", page)
+    assert not re.search(r"https?:|//[a-z]|@import|<link(?! rel=\"icon\" href=\"data:,\")", page)
     assert set(re.findall(r"url\(([^)]*)\)", page)) <= {f"#{name}" for name in re.findall(r'id="([^"]*)"', page)}
     ids = re.findall(r'\bid="([^"]*)"', page)
     assert len(ids) == len(set(ids))
@@ -218,16 +248,15 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_of_a_grid_the_best_by_validation_are_shown(grid: str) -> None:
     """The last setting of each method has the best validation and the worst test accuracy."""
-    assert row(grid, "fedavg")[1:3] == ["lr=0.1 momentum=0.5", "0.6500"]
-    assert row(grid, "ditto")[1:3] == ["lr=0.1 momentum=0.5", "0.4500"]
-    assert len(re.findall(r'aria-label="[^"]*every client', grid)) == 2
+    assert row(grid, "FedAvg")[-1] == "0.650" and row(grid, "Ditto")[-1] == "0.450"
+    assert "<dt>momentum</dt><dd>0.5</dd>" in grid
 
 
 def test_a_grid_has_a_cell_for_every_setting(grid: str) -> None:
-    table = re.findall(r"<table>.*?</table>", grid, re.DOTALL)[1]
-    cells = re.findall(r'<td class="n heat( best)?" style="--shade:(\d+)%">([\d.]+)<br><small>([\d.]+)', table)
+    table = re.findall(r"<table.*?</table>", grid[grid.index('id="sweep"') :], re.DOTALL)[0]
+    cells = re.findall(r'<td class="num heat( best)?" style="--shade:(\d+)%">([\d.]+)<br><small>([\d.]+)', table)
     lines = re.findall(r'<th scope="row">(\w+)</th><td>([\d.]+)</td>', table)
-    assert lines == [("fedavg", "0.0"), ("fedavg", "0.5"), ("ditto", "0.0"), ("ditto", "0.5")]
+    assert lines == [("FedAvg", "0.0"), ("FedAvg", "0.5"), ("Ditto", "0.0"), ("Ditto", "0.5")]
     # by line: momentum, across: lr 0.1 and 0.5; run n has n + 1 of 10 right on validation and 16 - n of 20 on test data
     order = [2, 0, 3, 1, 6, 4, 7, 5]
     assert [(float(val), float(test)) for *_, val, test in cells] == [((n + 1) / 10, (16 - n) / 20) for n in order]
@@ -243,12 +272,25 @@ def test_unlike_runs_have_a_section_for_each_set(tmp_path: Path) -> None:
             rounds, parts = [[(5 + number, 10)] * 2], {"partition": {"alpha": number + 1.0}}
             make_run(tmp_path / f"{method}{number}", rounds, method=method, digest=f"{number:064d}", parts=parts)
     page = report(*sorted(tmp_path.iterdir()))
-    assert words(page).count("Client by client against local") == 2 and "2 sets" in words(page)
     ids = re.findall(r' id="([^"]+)"', page)
-    assert len(set(ids)) == len(ids) and {"accuracy", "accuracy-1"} <= set(ids)
-    assert row(page, "fedavg", 0) == ["fedavg", "0.0000, not clear", "0.0000, not clear"]
+    assert len(set(ids)) == len(ids) and {"table", "table-1"} <= set(ids)
+    assert row(page, "FedAvg", "forest study") == ["FedAvg", "", "0.500 0.0", "", "0.600 0.0"]
     one = report(*sorted(tmp_path.glob("*0")))
-    assert "on each benchmark" not in words(one) and "2 sets" not in words(one) and 'id="accuracy-1"' not in one
+    assert "forest study" not in one and 'id="table-1"' not in one
+
+
+@pytest.mark.slow
+def test_a_study_of_tune_has_its_trials_and_the_chosen_values(tmp_path: Path) -> None:
+    for number, right in enumerate((4, 7, 6)):
+        counts = [[(right, 10)] * 2]
+        make_run(tmp_path / "trials" / f"fedavg-00{number}", counts, val=counts, lr=0.1 * (number + 1))
+    make_run(tmp_path / "runs" / "fedavg-s1", [[(7, 10)] * 2], val=[[(7, 10)] * 2], seed=1, lr=0.2)
+    plan = {"methods": ["fedavg"], "trials": 3, "space": {"fedavg": {"lr": [0.1, 0.2]}}}
+    (tmp_path / "tuned.json").write_text(json.dumps({"plan": plan, "chosen": {"fedavg": {"lr": 0.2}}}))
+    assert main([str(tmp_path)]) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert row(page, "FedAvg", 'aria-label="Chosen values"') == ["FedAvg", "3", "lr=0.2", "lr=[0.1,0.2]", "0.7000"]
+    assert page.count('class="loss"><title>') == 2 and page.count('class="gain"><title>lr=0.2') == 1
 
 
 @pytest.mark.slow
@@ -257,62 +299,4 @@ def test_a_grid_of_different_partitions_is_not_ranked(tmp_path: Path) -> None:
         alpha = {"partition": {"alpha": number + 1.0}}
         make_run(tmp_path / f"{number}", [[(number, 10)] * 2], digest=f"{number:064d}", parts=alpha)
     page = report(*sorted(tmp_path.iterdir()))
-    assert 'id="grid"' not in page and "should not be compared" in words(page)
-
-
-def test_losses_that_are_not_finite(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "a", [[(3, 10), (4, 10)]] * 3)
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    for line in lines:
-        line["losses"] = {"ce": None, "prox": 1e-9 * 10.0 ** (3 * line["round"])}
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert "Loss term prox against rounds." in report(folder)
-
-
-def test_clients_without_test_examples(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "a", [[(0, 0), (4, 10), (6, 10)]])
-    assert '<td class="n">0.5000</td>' in report(folder)
-
-
-def test_nothing_evaluated_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = make_run(tmp_path / "a", [[(3, 10), (4, 10)]], every=3, complete=False)
-    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (folder / "metrics.jsonl").write_text("".join(lines[:2]))
-    assert main([str(folder)]) == 2
-    assert "no evaluated round" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("config.yaml", lambda text: "{}"),
-        ("summary.json", lambda text: "{}"),
-        ("summary.json", lambda text: text.replace('"clients": 2', '"clients": "two"')),
-        ("environment.json", lambda text: text.replace('"gpus"', '"none"')),
-        ("metrics.jsonl", lambda text: text.replace('"cohort": 2', '"cohort": null')),
-        ("per_client.csv", lambda text: text + text.splitlines()[-1] + "\n"),
-        ("partition.json", lambda text: "no JSON"),
-        ("per_client.csv", lambda text: "nothing of the kind"),
-        ("metrics.jsonl", lambda text: text.partition("\n")[0] + "\n"),
-        ("metrics.jsonl", lambda text: ""),
-    ],
-)
-def test_damaged_runs_are_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, change: Callable[[str], str]
-) -> None:
-    """Also files that can be read and have less, or more, than the run says."""
-    folder = make_run(tmp_path / "a", [[(3, 10), (4, 10)]] * 3)
-    text = (folder / name).read_text()
-    (folder / name).write_text(change(text))
-    assert main([str(folder)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ") and name in line
-
-
-def test_a_killed_run_has_the_rounds_and_the_time_of_its_records(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "a", [[(5, 10), (9, 10)]] * 3, rounds=8, complete=False, seconds=2.0)
-    summary = json.loads((folder / "summary.json").read_text())
-    (folder / "summary.json").write_text(json.dumps({**summary, "rounds": 0, "seconds": 0.0}))  # as a start writes it
-    groups = group_runs([read_run(folder)])
-    assert list(incomplete(groups[0].runs)) == [f"{folder} is not complete: 3 of 8 rounds are done"]
-    assert row_of(groups[0], "last").figures["seconds_total"].mean == 6.0
+    assert 'id="sweep"' not in page and '"forest' not in page

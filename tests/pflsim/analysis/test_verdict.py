@@ -6,7 +6,7 @@ import pytest
 
 from pflsim.analysis.differences import Difference, Family
 from pflsim.analysis.groups import Group
-from pflsim.analysis.verdict import over_benchmarks, sentences
+from pflsim.analysis.verdict import over_benchmarks, sentences, winners
 
 SEEDS = {"clear": (0.9, 1.0, 1.1), "only": (0.2, 1.0, 1.8), "not": (0.2, 1.0, 1.8)}
 
@@ -123,6 +123,14 @@ def test_an_auroc_has_no_points() -> None:
 
 def test_nothing_is_said_without_differences() -> None:
     assert sentences({"a": 0.8}, Family(Group("a", "a", {}, ())), (), "accuracy", True) == []
+
+
+def test_clear_winners_are_counted_in_each_benchmark() -> None:
+    one = family({"a": (0.1, "clear"), "b": (-0.1, "clear"), "c": (0.1, "only")})
+    error = family({"a": (-0.1, "clear"), "b": (-0.2, "clear"), "c": (0.1, "clear")})
+    said = winners([("iid", one, True), ("dirichlet", error, False), ("rotation", family({"a": (0.1, "not")}), True)])
+    for counted in ("1 of 3 methods with iid", "2 of 3 methods with dirichlet", "none of 1 method with rotation"):
+        assert counted in said
 
 
 def test_several_benchmarks_have_no_ranks() -> None:

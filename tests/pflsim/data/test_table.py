@@ -187,7 +187,7 @@ def test_a_run_of_a_frame_and_its_model(here: Path) -> None:
     rows = run.per_client()
     oslo = rows[(rows["name"] == "Oslo") & (rows["split"] == "test") & (rows["model"] == run.reported.model)].iloc[-1]
     page = pflsim.report(run, here / "report.html").read_text()
-    assert f'<th scope="row">Oslo</th><td class="n">{oslo["correct"] / oslo["total"]:.4f}</td>' in page
+    assert f'<th scope="row">Oslo</th><td class="num">{oslo["correct"] / oslo["total"]:.3f}</td>' in page
     model = pflsim.load_model(run, client="Oslo")
     train = np.concatenate(json.loads(Path("run/partition.json").read_text())["train"])
     asked = frame.iloc[[7, 8]].assign(sex=["f", "x"])[["sex", "pressure", "age"]]

@@ -153,7 +153,7 @@ SMALL: dict[str, Any] = {
 def visits() -> Dataset:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(60, 4)).astype(np.float32), rng.integers(0, 2, 60)
-    return Dataset("visits", x, y, 2, 60, clients=np.array(HOSPITALS)[rng.permutation(60) % 3])
+    return Dataset("visits", x, y, 2, 60, clients=np.array(HOSPITALS)[rng.permutation(60) % 3], values=("no", "yes"))
 
 
 def test_every_output_names_the_clients(here: Path) -> None:
@@ -166,7 +166,8 @@ def test_every_output_names_the_clients(here: Path) -> None:
     matrices = read_matrices(Path("run"))
     assert matrices and {m.rows.names for m in matrices.matrices if m.rows.label == "receiver"} == {HOSPITALS}
     page = pflsim.report(run).read_text()
-    assert page.count("St. Mary, London") >= 2, "in the bars of clients and in the partition"
+    assert page.count("St. Mary, London") >= 2, "in the table of clients and in the data"
+    assert ">no</text>" in page and ">yes</text>" in page
     assert pflsim.load_model(run, client="Oslo").about["client"] == 1
     with pytest.raises(SettingsError, match="Osla.*Oslo"):
         pflsim.load_model(run, client="Osla")

@@ -1,0 +1,132 @@
+"""The groups of a comparison in order, with what the forest plot shows of each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+
+import pandas as pd
+
+from pflsim.analysis.comparison import Comparison, Row, best_first
+from pflsim.analysis.differences import Difference, client_values
+from pflsim.analysis.identity import Identity, identity
+from pflsim.analysis.report.axes import Axis, axis
+from pflsim.analysis.report.grid import Grid
+from pflsim.analysis.verdict import scale_of
+from pflsim.config.names import written
+
+LEAST = 0.04
+"""Least length of an axis of accuracies and of their differences."""
+CUT = 4
+"""An axis is cut if all rows need more than this many times the length that the better half needs."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Line:
+    """A group in the page.
+
+    Args:
+        row: its figures.
+        who: its colour and mark.
+        deltas: its differences to the references; None: it is the reference, or there is no difference.
+        leads: whether it cannot be told apart from the best of several groups.
+    """
+
+    row: Row
+    who: Identity
+    deltas: tuple[Difference | None, ...]
+    leads: bool
+
+    @property
+    def label(self) -> str:
+        """The name for readers."""
+        return self.row.group.label
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A comparison as the page shows it.
+
+    Args:
+        comparison: what is shown in detail: of many settings, the best of each method.
+        whole: the comparison of all groups.
+        grid: the settings that were tried, of methods with several.
+    """
+
+    comparison: Comparison
+    whole: Comparison
+    grid: Grid | None
+
+    @cached_property
+    def lines(self) -> list[Line]:
+        """The groups, best first; as given if they cannot be compared."""
+        comparison = self.comparison
+        rows, tied = comparison.rows, comparison.tied * (len(comparison.tied) > 1 and self.seeds > 1)
+        found = [{d.group.label: d for d in each.differences} for each in comparison.families]
+        return [
+            Line(row, identity(row.group.method), tuple(each.get(row.group.label) for each in found), label in tied)
+            for row in (rows if comparison.objections else best_first(rows))
+            for label in [row.group.label]
+        ]
+
+    @property
+    def seeds(self) -> int:
+        """The largest number of seeds of a group."""
+        return max(len(group.runs) for group in self.comparison.groups)
+
+    @cached_property
+    def values(self) -> dict[str, dict[int, pd.DataFrame]]:
+        """The clients' results of every group and seed."""
+        choice = self.comparison.choice
+        return {g.label: {run.seed: client_values(run, choice) for run in g.runs} for g in self.comparison.groups}
+
+    @property
+    def least(self) -> float:
+        """The least length of an axis of the primary metric."""
+        return LEAST if scale_of(self.comparison.primary)[0] > 1 else 0.0
+
+    def delta_axis(self, number: int = 0) -> Axis:
+        """Return the axis of differences to a reference: means and seeds, cut where the worse half is far away."""
+        found = [line.deltas[number] for line in self.lines]
+        if number:  # a narrow column with the shorter intervals over pairs
+            every = [v for d in found if d for v in (d.low, d.high, d.mean) if v is not None]
+            return axis([0.0, *every], self.least, 2)
+        ends = [[d.mean, *d.by_seed] for d in found if d is not None and d.mean is not None]
+        half = [value for each in ends[: (len(ends) + 1) // 2] for value in each]
+        every = [value for each in ends for value in each]
+        need = CUT * max(map(abs, half), default=0.0)
+        if every and max(map(abs, every)) > max(need, CUT * self.least / 2):
+            every = half
+        return axis([0.0, *every], self.least)
+
+
+def overall(benchmarks: Sequence[Benchmark]) -> tuple[list[list[Line | None]], Axis]:
+    """Return the forest plot of several benchmarks.
+
+    Returns:
+        A line for each method and benchmark, None if it lacks the method, sorted by the mean over the benchmarks; and
+        the axis of the differences to the references.
+    """
+    by_label = [{line.label: line for line in each.lines} for each in benchmarks]
+    rows = [[own.get(label) for own in by_label] for label in dict.fromkeys(label for own in by_label for label in own)]
+    found = [line.deltas[0] for row in rows for line in row if line and line.deltas[0]]
+    values = [value for d in found if d.mean is not None for value in (d.mean, *d.by_seed)]
+
+    def mean(row: list[Line | None]) -> float:
+        return fmean(line.row.figures["mean"].mean for line in row if line)
+
+    ordered = sorted(rows, key=mean, reverse=benchmarks[0].comparison.higher)
+    return ordered, axis([0.0, *values], benchmarks[0].least)
+
+
+def varying(comparisons: Sequence[Comparison]) -> list[list[str]]:
+    """Return the names of several benchmarks: of the partition, the shift, the data, ... those that differ."""
+    keys = ("partition", "data", "model", "clients", "rounds_planned")
+    each = [[written(comparison.runs[0].summary[key]) for key in keys] for comparison in comparisons]
+    short = [[re.sub(r"\([^()]*\)", "", name) for name in own] for own in each]
+    each = short if len({*map(tuple, short)}) == len(each) else each
+    differing = [n for n in range(len(keys)) if len({own[n] for own in each}) > 1]
+    return [[own[n] for n in differing if own[n]] or [f"set {number}"] for number, own in enumerate(each, 1)]

@@ -1,0 +1,160 @@
+"""Who learns with whom, and which client has which data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pflsim.analysis.report.charts import MAX_COLUMNS
+from pflsim.analysis.report.forest import Benchmark, Line
+from pflsim.analysis.runs import Run
+from pflsim.records.trace import read_matrices
+from pflsim.types import Matrix
+
+MAX_CLIENTS = 100
+"""Matrices of more clients are not drawn."""
+MAX_MATRICES = 4
+SHADES = 10
+WEIGHTS = ("alpha", "zeta")
+"""Matrices of weights, which share one scale."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A matrix between clients.
+
+    Args:
+        line: its group.
+        run: its run.
+        matrix: the matrix.
+        order: the clients, by true group.
+        gaps: the number of true groups before each client of `order`.
+        low, high: the values without a shade and with the darkest one.
+    """
+
+    line: Line
+    run: Run
+    matrix: Matrix
+    order: list[int]
+    gaps: list[int]
+    low: float
+    high: float
+
+    @property
+    def cells(self) -> list[tuple[int, str]]:
+        """The path of the cells of each shade, negative for values below `low`; the diagonal is left out."""
+        share = (_off(self.matrix)[np.ix_(self.order, self.order)] - self.low) / (self.high - self.low or 1.0)
+        shade = np.sign(share) * np.ceil(abs(share).clip(0, 1) * SHADES - 1e-9)
+        place = [n + gap / 3 for n, gap in enumerate(self.gaps)]
+        return [
+            (int(n), "".join(f"M{place[j]:.4g} {place[i]:.4g}h.93v.93h-.93z" for i, j in np.argwhere(shade == n)))
+            for n in np.unique(shade[np.isfinite(shade)])
+        ]
+
+    @property
+    def text(self) -> str:
+        """The means on the diagonal, in the own group and in the others."""
+        group = dict(zip(self.order, self.gaps, strict=True))
+        same = np.equal.outer(*[[group[n] for n in sorted(group)]] * 2)
+        off, values = _off(self.matrix), self.matrix.values
+        own = "own group" if self.gaps[-1] else "others"
+        parts = (("self", values.diagonal()), (own, off[same]), ("other groups", off[~same]))
+        means = [(name, own[np.isfinite(own)]) for name, own in parts]
+        return ", ".join(f"{name} {own.mean():.3g}".replace("-", "−") for name, own in means if len(own))
+
+
+def _off(matrix: Matrix) -> np.ndarray:
+    return np.where(np.eye(len(matrix.values), dtype=bool), np.nan, matrix.values)
+
+
+def by_group(run: Run, clients: int) -> tuple[list[int], list[int]]:
+    """Return the clients ordered by true group, and the number of groups before each of them."""
+    groups = run.partition.get("shift", {}).get("groups") or [0] * clients
+    order = sorted(range(clients), key=lambda client: groups[client])
+    return order, np.unique([groups[client] for client in order], return_inverse=True)[1].tolist()
+
+
+def shown_run(line: Line, benchmark: Benchmark) -> Run:
+    """Return the run of the smallest seed that all groups have, else of the group's smallest seed."""
+    common = set.intersection(*({*group.seeds} for group in benchmark.comparison.groups))
+    runs = line.row.group.runs
+    return next((run for run in runs if run.seed == min(common, default=None)), runs[0])
+
+
+def matrices(run: Run) -> tuple[Matrix, ...]:
+    """Return the matrices of the latest round that has them."""
+    record = read_matrices(run.folder)
+    return record.matrices if record else ()
+
+
+def weights(benchmark: Benchmark) -> list[Weights]:
+    """Return the first matrix between clients of the best groups that have one.
+
+    Shades begin at 0, and are the same for all weights; those of similarities begin a tenth below the least.
+    """
+    found, sides = list[tuple[Line, Run, Matrix]](), {"client", "receiver", "sender"}
+    for line in benchmark.lines:
+        run = shown_run(line, benchmark)
+        between = [m for m in matrices(run) if {m.rows.label, m.columns.label} <= sides and m.name != "clusters"]
+        found += [(line, run, m) for m in between[:1] if len(m.values) <= MAX_CLIENTS and np.isfinite(_off(m)).any()]
+    ends = [(float(np.nanmin(_off(m))), float(np.nanmax(_off(m)))) for *_, m in found[:MAX_MATRICES]]
+    mixing = [m.name.partition("/")[0] in WEIGHTS for *_, m in found]
+    each, drawn = list(zip(found, ends, mixing, strict=False)), list[Weights]()
+    shared = max((max(high, 2 / len(m.values)) for (*_, m), (_, high), own in each if own), default=0.0)
+    for (line, run, matrix), (low, high), own in each:
+        scale = (0.0, shared) if own else (0.0, max(-low, high)) if low < 0 else (low - (high - low) / 10, high)
+        drawn.append(Weights(line, run, matrix, *by_group(run, len(matrix.values)), *scale))
+    return drawn
+
+
+def clusters(benchmark: Benchmark) -> list[tuple[Line, list[tuple[Run, list[tuple[int, int]], int]]]]:
+    """Return the groups that cluster clients.
+
+    Each run has the cluster and the true group of each client, ordered by true group, and the number of clients whose
+    cluster has nobody of another true group.
+    """
+    found = []
+    for line in benchmark.lines:
+        runs = []
+        own = [(run, m.values) for run in line.row.group.runs for m in matrices(run) if m.name == "clusters"]
+        for run, members in (each for each in own if each[1].shape[1] <= MAX_COLUMNS):
+            order, gaps = by_group(run, members.shape[1])
+            pairs = list(zip(members.argmax(0)[order].tolist(), gaps, strict=True))
+            pure = sum(all(gap == g for c, g in pairs if c == cluster) for cluster, gap in pairs)
+            runs.append((run, pairs, pure))
+        found += [(line, runs)] * bool(runs)
+    return found
+
+
+def held(benchmark: Benchmark) -> tuple[Run, list[tuple[str, int, list[int]]], list[str]] | None:
+    """Return the training examples of the shown run's clients; None if they are not recorded.
+
+    Returns:
+        The run; name, true group and counts by class of each client, ordered by group; and the names of the classes,
+        none for a regression.
+    """
+    run = shown_run(benchmark.lines[0], benchmark)
+    about = run.partition
+    if "class_counts" not in about:
+        return None
+    counts, names = about["class_counts"], about.get("names", ())
+    rows = zip(*by_group(run, len(counts)), strict=True)
+    regression = about.get("task", {}).get("name") == "regression"
+    classes = () if regression else about.get("values") or range(about["classes"])
+    return (run, [(client_name(names, c), g, counts[c]["train"]) for c, g in rows], [*map(str, classes)])
+
+
+def client_name(names: Sequence[str], client: int) -> str:
+    """Return the name of a client, or its number if it has none."""
+    return names[client] if names else f"client {client}"
+
+
+def histogram(values: Sequence[int]) -> Iterator[tuple[str, int]]:
+    """Yield about twelve ranges of whole numbers, and the number of values in each."""
+    width = max(1, math.ceil((max(values) + 1 - min(values)) / 12))
+    for start in range(min(values), max(values) + 1, width):
+        label = str(start) if width == 1 else f"{start}–{start + width - 1}"
+        yield label, sum(start <= value < start + width for value in values)
