@@ -31,6 +31,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import optuna
 import pandas as pd
 
 import pflsim
@@ -303,6 +304,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=Path, default=Path("runs/leaderboard"), metavar="DIR", help="folder of the runs")
     given = parser.parse_args(arguments)
     place = Place(os.path.abspath(given.data_root), given.runs)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     if given.table:
         print("\n".join(table(place, given.table)))
         return 0

@@ -60,7 +60,10 @@ def fit(x, y, binary, penalty=0.0, near=0.0):
         curvature = p * (1 - p) if binary else np.full(len(x), 2.0)
         gradient = x.T @ ((p - y) * (1 if binary else 2)) / max(len(x), 1) + penalty * (w - near)
         hessian = x.T @ (x * curvature[:, None]) / max(len(x), 1) + np.diag(penalty)
-        w = w - np.linalg.lstsq(hessian, gradient, rcond=1e-10)[0]
+        step = np.linalg.lstsq(hessian, gradient, rcond=1e-10)[0]
+        w = w - step
+        if np.abs(step).max() < 1e-9:
+            break
     return w
 
 
