@@ -247,8 +247,8 @@ def compute(place: Place, pattern: str, minutes: float) -> int:
 
 def replay(place: Place, name: str) -> int:
     """Run a recorded cell again, print what differs, and return 1 if something does."""
-    cell = Cell(*name.split("/"))
-    if cell not in (rows := place.last(ROWS)):
+    rows = place.last(ROWS)
+    if (cell := next((each for each in rows if str(each) == name), None)) is None:
         raise SettingsError(f"{name}: {ROWS} has no such row; expected BENCHMARK/METHOD/SEED of a row")
     before = rows[cell] | place.last(CLIENTS)[cell]
     prepare(cell, place.root)
