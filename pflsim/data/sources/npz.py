@@ -43,7 +43,7 @@ def load(
             4.
         num_classes: C; None: largest class + 1.
         vocabulary: of token sequences: the number of different tokens; None: largest token + 1.
-        standardize: standardise each channel (or feature) with statistics of the training part, or each pixel: per_pixel.
+        standardize: standardise each channel with statistics of the training part, or each pixel: per_pixel.
 
     Returns:
         x [n, channels, height, width], [n, features] or [n, length]. The name is the file name without ".npz".
