@@ -37,7 +37,7 @@ import pandas as pd
 import pflsim
 from benchmarks.boards import BENCHMARKS, MIXED, Benchmark
 from examples import real_clients
-from pflsim.analysis.differences import client_values, family
+from pflsim.analysis.differences import Family, client_values, family
 from pflsim.analysis.groups import Group
 from pflsim.analysis.runs import read_run
 from pflsim.commands.tune import side_by_side
@@ -263,8 +263,8 @@ def replay(place: Place, name: str) -> int:
     return bool(differing)
 
 
-def table(place: Place, benchmark: str) -> Iterator[str]:
-    """Yield a leaderboard, the best first: methods that have all seeds of Local, and the evidence against it."""
+def standing(place: Place, benchmark: str) -> tuple[dict[str, list[Cell]], Family]:
+    """Return the cells of the methods that have all seeds of Local, by method, and their differences to Local."""
     board, rows, clients = BENCHMARKS[benchmark], place.last(ROWS), place.last(CLIENTS)
     seeds = [str(s) for s in range(1, board.seeds + 1) if Cell(benchmark, "local", str(s)) in rows]
     own = {name: [Cell(benchmark, name, seed) for seed in seeds] for name in board.methods}
@@ -279,7 +279,15 @@ def table(place: Place, benchmark: str) -> Iterator[str]:
         }
         for name, found in own.items()
     }
-    differences = {d.group.label: d for d in family([*groups.values()], groups["local"], values).differences}
+    return own, family([*groups.values()], groups["local"], values)
+
+
+def table(place: Place, benchmark: str) -> Iterator[str]:
+    """Yield a leaderboard, the best first, and the evidence against Local."""
+    board, rows, clients = BENCHMARKS[benchmark], place.last(ROWS), place.last(CLIENTS)
+    own, found = standing(place, benchmark)
+    primary, seeds = clients[own["local"][0]]["primary"], own["local"]
+    differences = {d.group.label: d for d in found.differences}
     yield f"| method | {board.figure} | worst decile | {primary} minus Local's | better, worse | evidence |"
     yield "|---|---|---|---|---|---|"
     figures = {name: [float(rows[cell]["figure"]) for cell in found] for name, found in own.items()}

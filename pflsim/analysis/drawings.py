@@ -53,7 +53,7 @@ def draw_forest(comparison: Comparison, style: Style) -> Drawn:
         if low <= mean <= high:
             seeds = [x for x in row.by_seed if low <= x <= high]
             axes.plot(seeds, [y] * len(seeds), "|", color=colour, markersize=4.5, markeredgewidth=0.8)
-            axes.plot(mean, y, **_mark(row.identity, row.level, 4.5))
+            axes.plot(mean, y, **mark_of(row.identity, row.level, 4.5))
         else:
             edge, move, side = (low, 5, "left") if mean < low else (high, -5, "right")
             _text(axes, plot.signed(mean), (edge, y), (move, 0), side)
@@ -74,7 +74,7 @@ def draw_forest(comparison: Comparison, style: Style) -> Drawn:
     return figure, Table(title(comparison), headers, tuple(found), notes)
 
 
-def _mark(who: Identity, level: Level | None, size: float) -> dict[str, Any]:
+def mark_of(who: Identity, level: Level | None, size: float) -> dict[str, Any]:
     """Return how a mean is drawn: filled if it is clear, hollow if on these clients only, grey if not clear."""
     colour = GREY if level == "not clear" else who.light
     face = "white" if level == "on these clients only" else colour
@@ -230,7 +230,7 @@ def draw_cost(comparison: Comparison, style: Style) -> Drawn:
     axes.step(*steps.T, where="post", color=CONTEXT, linewidth=0.8)
     for row in rows:
         level: Level = "clear" if row in worth else "not clear"
-        axes.plot(*at[row.group.label], **_mark(identity(row.group.method), level, 5))
+        axes.plot(*at[row.group.label], **mark_of(identity(row.group.method), level, 5))
     axes.grid(axis="y", color=GRID)
     axes.set(xlabel="bytes in both directions, all clients, whole run", ylabel=f"test {comparison.primary}")
     ends = [size for size in sizes.values() if size] or [1.0]

@@ -1,0 +1,60 @@
+"""Draws differences to Local on several leaderboards: python -m benchmarks.board_picture BENCHMARK... --out FILE."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from statistics import fmean
+
+from benchmarks.boards import BENCHMARKS
+from benchmarks.leaderboard import Place, standing
+from pflsim.analysis.drawings import CONTEXT, GREY, GRID, mark_of
+from pflsim.analysis.identity import identity
+from pflsim.analysis.paper_style import Style, new_figure, template
+
+STYLE = Style(10, 10, 11, 10)
+TITLES = {
+    "fashion-mnist-two-classes": "two classes each",
+    "fashion-mnist-dirichlet": "unequal classes",
+    "mnist-permuted-labels": "permuted labels",
+    "mnist-rotation": "rotated images",
+}
+
+
+def main() -> None:
+    """Draw a panel for each benchmark, the method with the best mean over them first."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.board_picture")
+    parser.add_argument("benchmarks", nargs="+", choices=BENCHMARKS)
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    place = Place("data", Path())
+    found = {
+        name: {d.group.label: d for d in standing(place, name)[1].differences if d.mean is not None}
+        for name in given.benchmarks
+    }
+    methods = set.intersection(*(set(own) for own in found.values()))
+    order = sorted(methods, key=lambda method: -fmean(own[method].mean or 0.0 for own in found.values()))
+    with template(STYLE):
+        figure = new_figure(STYLE, STYLE.page, 1.0 + 0.34 * len(order))
+        panels = figure.subplots(1, len(found), sharex=True, sharey=True, squeeze=False)[0]
+        for axes, (name, own) in zip(panels, found.items(), strict=True):
+            axes.set_title(TITLES.get(name, name), loc="left")
+            axes.axvline(0, color=CONTEXT, linewidth=1, zorder=1)
+            axes.grid(axis="x", color=GRID)
+            for y, method in enumerate(order):
+                d, who = own[method], identity(method)
+                colour = GREY if d.level == "not clear" else who.light
+                low, high = d.over_seeds
+                if low is not None and high is not None:
+                    axes.plot([100 * low, 100 * high], [y, y], color=colour, linewidth=2, alpha=0.6)
+                axes.plot([100 * x for x in d.by_seed], [y] * len(d.by_seed), "|", color=colour, markersize=7)
+                axes.plot(100 * (d.mean or 0.0), y, **mark_of(who, d.level, 8))
+        panels[0].set_yticks(range(len(order)), [identity(method).display for method in order])
+        panels[0].set_ylim(len(order) - 0.4, -0.6)
+        figure.supxlabel("difference to training alone, percentage points (line: 95% over seeds)", fontsize=10)
+        figure.savefig(given.out, dpi=130)
+    print(f"written: {given.out}")
+
+
+if __name__ == "__main__":
+    main()
