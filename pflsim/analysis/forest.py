@@ -11,6 +11,7 @@ from pflsim.analysis.comparison import Comparison, best_first
 from pflsim.analysis.differences import Level
 from pflsim.analysis.groups import Group
 from pflsim.analysis.identity import Identity, identity
+from pflsim.analysis.verdict import scale_of
 from pflsim.terminal.formats import NONE, flowed
 
 CUT = 4
@@ -86,7 +87,7 @@ def forest(comparison: Comparison) -> Forest | None:
     by_label = {d.group.label: d for d in comparison.differences}
     if not by_label or comparison.objections:
         return None
-    scale, unit = (100, "points") if "accuracy" in comparison.primary else (1, "")
+    scale, _, unit = scale_of(comparison.primary)
     rows, base = [], 1.0
     for row in best_first(comparison.rows):
         d, name, own = by_label.get(row.group.label), display_name(row.group), identity(row.group.method)
@@ -100,7 +101,7 @@ def forest(comparison: Comparison) -> Forest | None:
             rows.append(ForestRow(name, own, mean, seeds, low, high, d.level, value, worst))
     limits = axis_limits(rows, comparison.higher, LEAST * (scale if unit else base) or 1.0)
     reference = display_name(comparison.reference)
-    return Forest(tuple(rows), limits, reference, comparison.primary, comparison.higher, unit)
+    return Forest(tuple(rows), limits, reference, comparison.primary, comparison.higher, unit.strip())
 
 
 def axis_limits(rows: Sequence[ForestRow], higher: bool, least: float) -> tuple[float, float]:

@@ -15,6 +15,7 @@ from pflsim.analysis.groups import Group, group_runs
 from pflsim.analysis.identity import identity
 from pflsim.analysis.runs import Run
 from pflsim.analysis.tables import title
+from pflsim.analysis.verdict import scale_of
 from pflsim.config.names import listed, program
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition, shard
@@ -101,7 +102,7 @@ class Answer:
 
     def gap(self, d: Difference) -> str:
         """Return how far the first approach is ahead, with the interval over seeds, or over pairs with one seed."""
-        scale, digits, unit = (100, 1, " points") if "accuracy" in self.whole.primary else (1, 3, "")
+        scale, digits, unit = scale_of(self.whole.primary)
         ends = d.over_seeds if len(d.by_seed) > 1 else (d.low, d.high)
         gaps = [(-scale if self.whole.higher else scale) * (end or 0.0) for end in (d.mean, *ends)]
         return f"{gaps[0]:.{digits}f}{unit} (95% interval {min(gaps):.{digits}f} to {max(gaps):.{digits}f})"
