@@ -48,6 +48,7 @@ def checks(device: str) -> list[Check]:
         *((f"{net}, {count} clients, {way}", partial(ours, device, net, count, way)) for net, count, way in ways),
         ("mlp, waits", partial(waits, device)),
         ("mlp, kernels of a step", partial(kernels, device)),
+        *((f"{net}, {many} clients, busy", partial(busy, device, net, many)) for net in NETS),
         *((f"{net}, {count} clients, plain loop", partial(plain, device, net, count)) for net, count in cases),
         *((f"{net}, {few} clients, a process each", partial(processes, device, net, few)) for net in NETS),
         *((f"{net}, {count} clients, {way}", partial(ours, device, net, count, way)) for net, count, way in slow),
@@ -139,6 +140,20 @@ def kernels(device: str) -> str:
         assert counted, "the profiler saw none"
         found.append(f"{counted / 64:.1f} {name}")
     return ", ".join(found)
+
+
+def busy(device: str, net: str, clients: int) -> str:
+    """Measure for which share of a round's training the GPU computes, and which kernels take the time."""
+    if device == "cpu":
+        raise Skipped("needs a GPU")
+    executor = warmed(device, workload(device, net, clients, "lockstep=true"), replay=True)
+    wall = seconds_of(partial(train_round, executor, 2), device)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        seconds_of(partial(train_round, executor, 3), device)
+    events = sorted(profile.key_averages(), key=lambda event: -event.self_device_time_total)
+    total = sum(event.self_device_time_total for event in events) / 1e6
+    top = "; ".join(f"{e.self_device_time_total / 1e6:.3f} {e.count} {e.key[:40]}" for e in events[:6])
+    return f"{total:.3f} of {wall:.3f} s: {top}"
 
 
 def waits(device: str) -> str:

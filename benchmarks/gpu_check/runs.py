@@ -92,6 +92,8 @@ def outcome(executor: InlineExecutor, rounds: int = 2) -> dict[str, Tensor]:
         opened = executor.host.run(ReplyTask(), dict.fromkeys(clients))
         executor.server.fuse([reply.uplink for reply in opened.values()])
     for number in range(1, rounds + 1):
+        if executor.server.rule.surveys(number, rounds):
+            executor.fuse(executor.run(ReplyTask(number), executor.send(clients)))
         train_round(executor, number)
     evaluate(executor)
     found = {f"{c}.{name}": value for c, state in executor.client_states() for name, value in state.items()}
