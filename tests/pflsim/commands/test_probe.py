@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from pflsim import cli
-from pflsim.commands.probe import rounds_within, run_probe
+from pflsim.commands import probe
 
 
 @pytest.mark.parametrize(("seconds", "rounds"), [(float("inf"), 20), (11, 20), (6, 10), (0.1, 1)])
 def test_rounds_that_fit_into_a_time(seconds: float, rounds: int) -> None:
     """Of a run that starts in 1 s and takes 0.5 s for a round."""
     run: Any = SimpleNamespace(history=[SimpleNamespace(total_seconds=0.5)], summary={"seconds": 2.0})
-    assert rounds_within(seconds, run, 20) == rounds
+    assert probe.rounds_within(seconds, run, 20) == rounds
 
 
 @pytest.mark.parametrize(
@@ -79,9 +79,13 @@ def schools(path: Path) -> str:
     ],
     ids=["label skew", "IID", "rotations", "few examples", "schools", "permuted labels"],
 )  # fmt: skip
-def test_settings_whose_answer_is_known(words: str, ahead: str, behind: str, tmp_path: Path) -> None:
+def test_settings_whose_answer_is_known(
+    words: str, ahead: str, behind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With few examples, personal models were expected to be ahead alone; no difference is clear there."""
+    if "split=counts" not in words and words != "schools":  # the answer does not depend on a good learning rate
+        monkeypatch.setattr(probe, "FACTORS", (0.5, 2))
     settings = (schools(tmp_path) if words == "schools" else words).split()
     options = {"settings": settings, "seeds": 3, "minutes": 60.0, "config_dir": []}
-    found = run_probe(tmp_path / "probe", options)
+    found = probe.run_probe(tmp_path / "probe", options)
     assert ahead in found.ahead and behind not in found.ahead, found.sentences
