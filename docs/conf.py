@@ -10,6 +10,7 @@ import tomllib
 from contextlib import redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 from docutils import nodes
 from latex2mathml.converter import convert
@@ -79,6 +80,19 @@ def list_methods(app: Sphinx, page: str, source: list[str]) -> None:
         source[0] += "\n".join(["\n:::{toctree}", ":hidden:", "", *names, ":::"])
 
 
+def name_families(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
+    """Put the headings of methods/index.md above the first method of each family in the navigation.
+
+    Sphinx shows captions of the toctrees of the first page only.
+    """
+    text = (HERE / "methods/index.md").read_text(encoding="utf-8")
+    for title, first in re.findall(r"^## (.+)\n(?:.*\n)*?\| \[[^]]+\]\((\w+)\.md\)", text, re.MULTILINE):
+        link = re.escape(app.builder.get_relative_uri(page, f"methods/{first}") or "#")
+        item = rf'(<li class="toctree-l2[^>]*><a [^>]*href="{link}")'
+        tree = context["furo_navigation_tree"]
+        context["furo_navigation_tree"] = re.sub(item, rf'<li class="caption">{title}</li>\1', tree)
+
+
 SCRIPT = re.compile(
     r"(?<=[^\W\d_]|[\u0300-\u036f∇Σ)\]])([_^])"
     r"(\{[^}]*\}|\([^)]*\)|(?:[A-Za-z0-9α-ω]{1,3}|(?<![A-Za-z]{2}_)[a-z]{4,8})(?:,[a-z0-9])*(?![A-Za-z0-9α-ω_]))"
@@ -108,6 +122,7 @@ def setup(app: Sphinx) -> None:
     """Write formulas as MathML, which browsers show without scripts or a network."""
     app.connect("autodoc-process-docstring", read_docstring)
     app.connect("source-read", list_methods)
+    app.connect("html-page-context", name_families, priority=900)  # after the theme
     app.connect("doctree-read", script_formulas)
 
     def inline(translator, node: nodes.math) -> None:

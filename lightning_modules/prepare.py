@@ -121,6 +121,7 @@ def _meta(
 ) -> RunMeta:
     names, data = record_names(settings), component_name(settings, "data")
     formats = "npz", "image_folder", "table", "text", "domains"  # which hold any data
+    trained = settings.clients - settings.eval.holdout_clients
     own = data in formats[:-1] or settings.data[TARGET].partition(".")[0] != "pflsim"
     return RunMeta(
         method=component_name(settings, "method"),
@@ -133,7 +134,7 @@ def _meta(
         seed=settings.seed,
         reported_model=module.reported_model,
         reported_phase=module.reported_phase,
-        evaluated_on=str(settings.eval.clients),
+        evaluated_on="all" if settings.eval.clients == trained else str(settings.eval.clients),
         measures=measures,
         client_names=partition.names,
         newcomers=settings.eval.holdout_clients,

@@ -119,7 +119,10 @@ def test_the_site(tmp_path: Path) -> None:
     assert set(pflsim.__all__) <= listed
     assert {path.stem for path in METHODS} <= {path.stem for path in (tmp_path / "methods").glob("*.html")}
     assert "<math" in (tmp_path / "add-a-method.html").read_text(encoding="utf-8")
-    assert "w<sub>i</sub>" in (tmp_path / "methods" / "fedavg.html").read_text(encoding="utf-8")
+    page = (tmp_path / "methods" / "fedavg.html").read_text(encoding="utf-8")
+    assert "w<sub>i</sub>" in page
+    families = re.findall(r"^## (.+)$", OVERVIEW.read_text(encoding="utf-8"), re.MULTILINE)
+    assert re.findall(r'<li class="caption">(.+?)</li>', page) == families
     scripts = re.findall(r'<script[^>]* src="([^"]*)"', (tmp_path / "index.html").read_text(encoding="utf-8"))
     assert scripts and not [source for source in scripts if source.startswith("http")]
 

@@ -17,6 +17,7 @@ from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
+from pflsim.records.summary import who_is_evaluated
 
 SMALL = ["data=digits", "clients=4", "rounds=2", "model.hidden=[6]", "lr=0.05", "executor=inline", "partition=iid"]
 NORMS = ["model=cnn_bn", "model.channels=[2,3]", "model.kernel=3", "model.padding=1", "model.hidden=6"]
@@ -115,3 +116,10 @@ def test_a_batch_of_one_is_refused_with_batch_normalisation(method: str) -> None
 def test_a_body_without_parameters_cannot_be_trained_apart(method: str) -> None:
     with pytest.raises(SettingsError, match=f"(?i){method} trains .*body.* no parameters"):
         prepare(small(method, "model.hidden=[]"))
+
+
+@pytest.mark.parametrize(("asked", "words"), [(3, "all clients"), (2, "2 clients chosen by the seed")])
+def test_as_many_evaluated_clients_as_there_are_is_all(asked: int, words: str) -> None:
+    """Of four clients, one joins after the last round."""
+    job = prepare(small("fedavg", f"eval.clients={asked}", "eval.holdout_clients=1"))
+    assert who_is_evaluated(job.plan.meta.evaluated_on) == words

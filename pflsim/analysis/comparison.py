@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from pflsim.analysis.differences import ALPHA, Difference, Family, client_values, family, identical
+from pflsim.analysis.differences import ALPHA, Difference, Family, family, identical, values_of
 from pflsim.analysis.groups import Group, check_comparable, check_evaluation, group_runs
+from pflsim.analysis.identity import identity
 from pflsim.analysis.runs import Run
 from pflsim.analysis.verdict import sentences
 from pflsim.config.names import nearest
@@ -136,20 +137,25 @@ def _bytes(traffic: Traffic, *names: str) -> dict[str, float]:
     return dict(zip(names, (traffic.up_bytes, traffic.down_bytes, both_ways(traffic)), strict=True))
 
 
+def _named(groups: Sequence[Group], name: str | None) -> list[Group]:
+    """Return the groups with this label or method, as it is written for readers or in the settings."""
+    exact = [group for group in groups if name in (group.label, group.name)]
+    return exact or [group for group in groups if name in (group.method, identity(group.method).display)]
+
+
 def find_reference(groups: Sequence[Group], name: str | None) -> Group:
-    """Return the group with this label or method. The default is Local if present, else the first group.
+    """Return the group with this label or method (see `_named`). The default is Local if present, else the first group.
 
     Raises:
         SettingsError: no group has this name, or several groups have this method.
     """
     if name is None:
         return next((group for group in groups if group.method == "local"), groups[0])
-    found = [group for group in groups if group.label == name] or [group for group in groups if group.method == name]
-    if not found:
-        raise SettingsError(f"--reference {name}: {nearest(name, [group.label for group in groups])}")
+    if not (found := _named(groups, name)):
+        raise SettingsError(f"--reference {name}: {nearest(name, [group.name for group in groups])}")
     if len(found) > 1:
-        labels = ", ".join(group.label for group in found)
-        raise SettingsError(f"--reference {name}: several groups have this method; choose one of: {labels}")
+        names = ", ".join(group.name for group in found)
+        raise SettingsError(f"--reference {name}: several groups have this method; choose one of: {names}")
     return found[0]
 
 
@@ -245,7 +251,7 @@ def compare(
     rows = tuple(row(group, choice, goal) for group in groups)
     families, tied, same = (Family(base),), (), ()
     if len(groups) > 1 and not check_evaluation(groups):
-        values = {group.label: {run.seed: client_values(run, choice) for run in group.runs} for group in groups}
+        values = values_of(groups, choice)
         others = [group for group in groups if group.method == "fedavg" and group is not base and len(groups) > 2]
         families = tuple(family(groups, each, values) for each in (base, *(others if len(others) == 1 else ())))
         same = identical(values, runs[0].primary)
@@ -257,16 +263,31 @@ def compare(
     return Comparison(rows, choice, goal, target is not None, families, tied, same, objections)
 
 
-def compare_sets(
-    runs: Iterable[Run], reference: str | None = None, display: bool = False, **options: Any
-) -> list[Comparison]:
+def frontier(comparison: Comparison) -> list[Row]:
+    """Return the rows on the frontier of cost: by bytes of the whole run, each clearly better than the one before.
+
+    With one seed nothing is clear, and the mean decides.
+    """
+    groups, values = comparison.groups, values_of(comparison.groups, comparison.choice)
+    tested = any(len(group.runs) > 1 for group in groups)
+    first, *others = sorted(best_first(comparison.rows), key=lambda row: row.figures["bytes_total"].mean)
+    found, known = [first], {each.reference.label: each for each in comparison.families}
+    for row in others:
+        last = found[-1].group
+        known[last.label] = each = known.get(last.label) or family(groups, last, values)
+        d = next(d for d in each.differences if d.group is row.group)
+        if d.mean and (d.mean > 0) == comparison.higher and (d.level == "clear" or not tested):
+            found.append(row)
+    return found
+
+
+def compare_sets(runs: Iterable[Run], reference: str | None = None, **options: Any) -> list[Comparison]:
     """Compare each set of runs with the same examples and the same evaluation.
 
     If no two groups share a set, as in a sweep over partitions with one method, all groups are compared at once. A set
-    without the reference uses the default one, unless no set has it. See `compare` for the reference and the options,
-    and `group_runs` for `display`.
+    without the reference uses the default one, unless no set has it. See `compare` for the reference and the options.
     """
-    groups = group_runs(runs, display)
+    groups = group_runs(runs)
     sets: list[list[Group]] = []  # in order of first appearance
     for group in groups:
         fitting = next((members for members in sets if not check_evaluation([*members, group])), None)
@@ -277,7 +298,7 @@ def compare_sets(
     if all(len(members) == 1 for members in sets):
         sets = [groups]
     # Group again: labels show what differs within the set.
-    sets = [group_runs((r for g in members for r in (*g.runs, *g.left_out)), display) for members in sets]
-    known = [any(reference in (group.label, group.method) for group in members) for members in sets]
+    sets = [group_runs(r for g in members for r in (*g.runs, *g.left_out)) for members in sets]
+    known = [bool(_named(members, reference)) for members in sets]
     names = [reference if has or not any(known) else None for has in known]
     return [compare(members, reference=name, **options) for members, name in zip(sets, names, strict=True)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -145,6 +145,11 @@ def client_values(run: Run, choice: Choice) -> DataFrame:
         counts = f"per_client.csv has {len(found)} clients in round {line.round}, metrics.jsonl {expected}"
         raise SettingsError(f"{run.folder}: {counts}; one of the files is incomplete")
     return found
+
+
+def values_of(groups: Iterable[Group], choice: Choice) -> dict[str, dict[int, DataFrame]]:
+    """Return the `client_values` of every run, by label and seed."""
+    return {group.label: {run.seed: client_values(run, choice) for run in group.runs} for group in groups}
 
 
 def identical(values: Mapping[str, Values], primary: str) -> tuple[tuple[str, ...], ...]:

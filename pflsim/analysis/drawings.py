@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pflsim.analysis.comparison import Comparison, Row, best_first
+from pflsim.analysis.comparison import Comparison, Row, best_first, frontier
 from pflsim.analysis.curves import of_test, seed_points
-from pflsim.analysis.differences import Level, client_values, family
-from pflsim.analysis.forest import NOT_CLEAR, display_name, forest
+from pflsim.analysis.differences import Level, client_values
+from pflsim.analysis.forest import NOT_CLEAR, forest
 from pflsim.analysis.groups import Group
 from pflsim.analysis.identity import MARKS, Identity, identity
 from pflsim.analysis.paper_style import Style, new_figure
@@ -95,7 +95,7 @@ def _panels(comparison: Comparison, style: Style, rows: Sequence[Row], x_label: 
     figure = new_figure(style, width, 0.45 + 1.0 * down)
     found = [*figure.subplots(down, along, sharex=True, sharey=True, squeeze=False).flat]
     for number, (axes, row) in enumerate(zip(found, rows, strict=False)):
-        axes.set_title(display_name(row.group), loc="left")
+        axes.set_title(row.group.label, loc="left")
         axes.tick_params(labelbottom=number + along >= len(rows))
         axes.grid(axis="y", color=GRID)
         axes.set_axisbelow(True)
@@ -139,7 +139,7 @@ def draw_curves(comparison: Comparison, style: Style) -> Drawn:
             draw(axes, row)
         for other in behind:
             end, move = points[other.group.label][:, -1].mean(0), (0, -0.8 * style.ticks)
-            _text(panels[0], display_name(other.group), end, move, "right", color=CONTEXT, fontsize=style.ticks)
+            _text(panels[0], other.group.label, end, move, "right", color=CONTEXT, fontsize=style.ticks)
     figure.axes[0].xaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=1))  # the panels share it
     longest = max((found[0, :, 0] for found in points.values()), key=len)
     rounds = dict.fromkeys(longest[np.linspace(0, len(longest) - 1, 5).round().astype(int)])
@@ -148,7 +148,7 @@ def draw_curves(comparison: Comparison, style: Style) -> Drawn:
         x, y = points[row.group.label][0, :, 0], points[row.group.label][:, :, 1]
         means, last = dict(zip(x, y.mean(0), strict=True)), y[:, -1]
         cells = [f"{means[n]:.3f}" if n in means else "" for n in rounds]
-        table.append((display_name(row.group), *cells, f"{last.min():.3f}", f"{last.max():.3f}"))
+        table.append((row.group.label, *cells, f"{last.min():.3f}", f"{last.max():.3f}"))
     headers = ("method", *(f"round {n:.0f}" for n in rounds), "lowest", "highest")
     note = "mean over seeds by round; lowest and highest seed in the last round"
     return figure, Table(title(comparison), headers, tuple(table), (note, *comparison.objections))
@@ -164,7 +164,7 @@ def _names_at_ends(axes: Axes, curves: Sequence[tuple[Group, np.ndarray]], size:
         places.append(max(y, places[-1] + line))
     up = np.mean(places) - np.mean([y for y, *_ in ends])
     for (_, x, group), place in zip(ends, places, strict=True):
-        _text(axes, display_name(group), (x, place - up), (4, 0), "left", color=identity(group.method).light)
+        _text(axes, group.label, (x, place - up), (4, 0), "left", color=identity(group.method).light)
 
 
 def draw_clients(comparison: Comparison, style: Style) -> Drawn:
@@ -188,7 +188,7 @@ def draw_clients(comparison: Comparison, style: Style) -> Drawn:
         axes.set_xlabel(f"{d.worse} of {d.pairs} worse", color=CONTEXT, fontsize=style.ticks)
         axes.set_xticks([])
         ends = [plot.signed((100 if plot.unit else 1) * sign * end) for end in (np.nanmin(gain), np.nanmax(gain))]
-        table.append((display_name(row.group), *map(str, (d.better, d.equal, d.worse)), *ends))
+        table.append((row.group.label, *map(str, (d.better, d.equal, d.worse)), *ends))
     headers = ("method", "better", "equal", "worse", "greatest loss", "greatest gain")
     unit = ", in percentage points" * bool(plot.unit)
     note = f"clients of all seeds, compared with {plot.reference}; differences of single clients{unit}"
@@ -200,19 +200,6 @@ def _values(comparison: Comparison, group: Group) -> Any:
     from pandas import concat
 
     return concat({run.seed: client_values(run, comparison.choice)[comparison.primary] for run in group.runs})
-
-
-def frontier(comparison: Comparison) -> list[Row]:
-    """Return the rows on the frontier of cost: by bytes of the whole run, each clearly better than the one before."""
-    values = {g.label: {run.seed: client_values(run, comparison.choice) for run in g.runs} for g in comparison.groups}
-    first, *others = sorted(best_first(comparison.rows), key=lambda row: row.figures["bytes_total"].mean)
-    found, against = [first], {d.group.label: d for d in family(comparison.groups, first.group, values).differences}
-    for row in others:
-        d = against[row.group.label]
-        if d.level == "clear" and d.mean is not None and (d.mean > 0) == comparison.higher:
-            found.append(row)
-            against |= {e.group.label: e for e in family(comparison.groups, row.group, values).differences}
-    return found
 
 
 def draw_cost(comparison: Comparison, style: Style) -> Drawn:
@@ -244,9 +231,11 @@ def draw_cost(comparison: Comparison, style: Style) -> Drawn:
     table = []
     for row in sorted(rows, key=lambda row: sizes[row.group.label]):
         size, mean = format_bytes(sizes[row.group.label]), f"{row.figures['mean'].mean:.3f}"
-        table.append((display_name(row.group), size, mean, "yes" * (row in worth)))
+        table.append((row.group.label, size, mean, "yes" * (row in worth)))
     headers = ("method", "bytes", comparison.primary.replace("_", " "), "frontier")
-    notes = ("bytes: both directions, all clients, whole run", "frontier: clearly better than those with fewer bytes")
+    clearly = "clearly " * any(len(group.runs) > 1 for group in comparison.groups)
+    line = f"frontier: each {clearly}better than the one with fewer bytes before it"
+    notes = ("bytes: both directions, all clients, whole run", line)
     return figure, Table(title(comparison), headers, tuple(table), notes)
 
 
@@ -265,7 +254,7 @@ def _names_with_room(axes: Axes, points: Sequence[tuple[Group, tuple[float, floa
     dot, places, named = axes.figure.dpi / 72, [axes.transData.transform(at) for _, at, _ in points], set[str]()
     taken = [Bbox.from_bounds(x - 3 * dot, y - 3 * dot, 6 * dot, 6 * dot) for x, y in places]
     for (group, at, coloured), (x, y) in zip(points, places, strict=True):
-        name = display_name(group)
+        name = group.label
         wide, high = 0.55 * size * dot * len(name), size * dot
         for side, right, up in (("left", 5, 0), ("right", -5, 0), ("center", 0, 8), ("center", 0, -8)):
             left = x + right * dot - wide * {"left": 0, "center": 0.5, "right": 1}[side]

@@ -9,7 +9,6 @@ from rich.text import Text
 
 from pflsim.analysis.comparison import Comparison, best_first
 from pflsim.analysis.differences import Level
-from pflsim.analysis.groups import Group
 from pflsim.analysis.identity import Identity, identity
 from pflsim.analysis.verdict import scale_of
 from pflsim.terminal.formats import NONE, flowed
@@ -31,7 +30,7 @@ class ForestRow:
     """A method.
 
     Args:
-        name: for readers, with the settings in which the groups differ.
+        name: the label of the group.
         identity: its colour and mark.
         mean: the difference to the reference, in the unit of the plot; 0 for the reference, None without pairs.
         by_seed: the difference of each seed.
@@ -77,43 +76,45 @@ class Forest:
         return text[1:] if text.strip("+−0.") == "" else text
 
 
-def display_name(group: Group) -> str:
-    """Return the name of a group for readers: `Ditto lam=0.1`."""
-    return identity(group.method).display + group.label.removeprefix(group.method)
-
-
 def forest(comparison: Comparison) -> Forest | None:
     """Return the forest plot of a comparison; None if its groups cannot be compared."""
     by_label = {d.group.label: d for d in comparison.differences}
     if not by_label or comparison.objections:
         return None
     scale, _, unit = scale_of(comparison.primary)
-    rows, base = [], 1.0
+    rows = []
     for row in best_first(comparison.rows):
-        d, name, own = by_label.get(row.group.label), display_name(row.group), identity(row.group.method)
+        d, name, own = by_label.get(row.group.label), row.group.label, identity(row.group.method)
         value, worst = row.figures["mean"].mean, row.figures["worst_decile"].mean
         if d is None:
             rows.append(ForestRow(name, own, 0.0, (), None, None, None, value, worst))
-            base = abs(value)
         else:
             mean, low, high = (None if x is None else scale * x for x in (d.mean, *d.over_seeds))
             seeds = tuple(scale * x for x in d.by_seed)
             rows.append(ForestRow(name, own, mean, seeds, low, high, d.level, value, worst))
-    limits = axis_limits(rows, comparison.higher, LEAST * (scale if unit else base) or 1.0)
-    reference = display_name(comparison.reference)
+    values = [(row.mean, *row.by_seed) for row in rows if row.level and row.mean is not None]
+    limits = axis_limits(values, comparison.higher, scale * least_length(comparison))
+    reference = comparison.reference.label
     return Forest(tuple(rows), limits, reference, comparison.primary, comparison.higher, unit.strip())
 
 
-def axis_limits(rows: Sequence[ForestRow], higher: bool, least: float) -> tuple[float, float]:
+def least_length(comparison: Comparison) -> float:
+    """Return the least length of an axis of the primary metric (`LEAST`)."""
+    own = [row for row in best_first(comparison.rows) if row.group is comparison.reference]
+    base = 1.0 if scale_of(comparison.primary)[2] or not own else abs(own[0].figures["mean"].mean)
+    return LEAST * (base or 1.0)
+
+
+def axis_limits(values: Sequence[Sequence[float]], higher: bool, least: float) -> tuple[float, float]:
     """Return the limits of the axis: it has 0, and the means and seeds of the methods that are not far behind (`CUT`).
 
     Args:
-        rows: the methods, best first.
+        values: the mean and the seeds of each method, best first.
         higher: whether a higher difference is better.
         least: the least length.
     """
     sign = 1 if higher else -1
-    reach = [[sign * x for x in (row.mean, *row.by_seed)] for row in rows if row.level and row.mean is not None]
+    reach = [[sign * x for x in own] for own in values]
     need = max([least / 2, *(abs(x) for own in reach[: (len(reach) + 1) // 2] for x in own)])
     shown = [0.0, *(x for own in reach if own[0] >= -CUT * need for x in own)]
     low, high = min(shown), max(shown)

@@ -23,8 +23,9 @@ class Group:
     """Runs that differ only in their seed and in settings that do not change results (`settings.IGNORED`).
 
     Args:
-        label: the method's name and the settings in which the groups differ; unique among the groups.
-        method: the method's name.
+        label: the method's name for readers (`Identity.display`) and the settings in which the groups differ, as
+            `FedRep lr=0.1`; unique among the groups.
+        method: the method's name in the settings.
         settings: the settings in the label, by dotted key. If groups use different components, the component's name is
             listed (`model: mlp`); its own settings are listed only if several groups use this component.
         runs: one run per seed, by ascending seed.
@@ -38,19 +39,25 @@ class Group:
     left_out: tuple[Run, ...] = ()
 
     @property
+    def name(self) -> str:
+        """The label with the method's name in the settings: `fedrep lr=0.1`."""
+        return _with_settings(self.method, self.settings)
+
+    @property
     def seeds(self) -> tuple[int, ...]:
         """The runs' seeds, ascending."""
         return tuple(run.seed for run in self.runs)
 
 
-def group_runs(runs: Iterable[Run], display: bool = False) -> list[Group]:
+def _with_settings(name: str, settings: Mapping[str, Any]) -> str:
+    return " ".join([name, *(f"{key}={written(value)}" for key, value in settings.items())])
+
+
+def group_runs(runs: Iterable[Run]) -> list[Group]:
     """Group runs by method and settings, in order of first appearance.
 
-    If several runs have the same settings and seed, the longest one is kept, provided that their results agree.
-
-    Args:
-        runs: the runs.
-        display: whether labels have the methods' names for readers (`Identity.display`), if these are distinct.
+    If several runs have the same settings and seed, the longest one is kept, provided that their results agree. If two
+    methods have the same name for readers, labels have those in the settings.
 
     Raises:
         SettingsError: two runs with the same settings and seed have different results; names both folders.
@@ -63,12 +70,11 @@ def group_runs(runs: Iterable[Run], display: bool = False) -> list[Group]:
         own = {**key, "partition_hash": run.partition_hash[:8]} if written(key) in unlike else key
         found.setdefault(written(own), (own, []))[1].append(run)
     keys, groups = [key for key, _ in found.values()], list[Group]()
-    names = {str(key["method"]): identity(key["method"]).display if display else key["method"] for key in keys}
+    names = {str(key["method"]): identity(key["method"]).display for key in keys}
     distinct = len({*names.values()}) == len(names)
     for key, members in found.values():
         own = {name: value for name, value in key.items() if name != "method" and distinguishes(name, key, keys)}
-        name = names[key["method"]] if distinct else key["method"]
-        label = " ".join([name, *(f"{name}={written(value)}" for name, value in own.items())])
+        label = _with_settings(names[key["method"]] if distinct else key["method"], own)
         groups.append(Group(label, key["method"], own, *_one_per_seed(label, members)))
     return groups
 

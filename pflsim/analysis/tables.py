@@ -124,7 +124,8 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
 
 def _record(comparison: Comparison, row: Row, settings: list[str]) -> dict[str, Any]:
     group = row.group
-    same = next((labels for labels in comparison.identical if group.label in labels), ())
+    alike = next((labels for labels in comparison.identical if group.label in labels), ())
+    same = [each.name for each in comparison.groups if each.label in alike and each is not group]
     families = zip(("", "fedavg_"), comparison.families, strict=False)
 
     def columns(*names: str) -> dict[str, float | None]:
@@ -136,7 +137,7 @@ def _record(comparison: Comparison, row: Row, settings: list[str]) -> dict[str, 
         d = next((d for d in family.differences if d.group is group), None)
         ends = ("difference_low_over_seeds", "difference_high_over_seeds")
         return {
-            "reference": family.reference.label if d else None,
+            "reference": family.reference.name if d else None,
             "pairs": d and d.pairs,
             **{f"difference_{name}": getattr(d, name, None) for name in ("mean", "low", "high")},
             **dict(zip(ends, d.over_seeds if d else (None, None), strict=True)),
@@ -145,7 +146,7 @@ def _record(comparison: Comparison, row: Row, settings: list[str]) -> dict[str, 
         }
 
     return {
-        "label": group.label,
+        "label": group.name,
         "method": group.method,
         "comparison": title(comparison),
         **{key: written(group.settings[key]) if key in group.settings else None for key in settings},
@@ -161,7 +162,7 @@ def _record(comparison: Comparison, row: Row, settings: list[str]) -> dict[str, 
         "seeds_reaching_target": row.reached,
         **columns("rounds_to_target", "bytes_to_target"),
         **{f"{start}{key}": value for start, each in families for key, value in difference(each).items()},
-        "identical_to": "; ".join(label for label in same if label != group.label),
+        "identical_to": "; ".join(same),
     }
 
 

@@ -50,9 +50,10 @@ def run_all(
         SettingsError: a setting is wrong; nothing was started.
         RunError: a run failed; `Stopped` if a signal stopped it, and the runs after it were not started.
     """
-    names = [f"[{number}/{len(jobs)}] {' '.join(job)}" for number, job in enumerate(jobs, start=1)]
+    differing = _short_names(jobs)
+    names = [f"[{number}/{len(jobs)}] {name}" for number, name in enumerate(differing, start=1)]
     varying = [values[0].partition("=")[0].lstrip("+") for values in zip(*jobs, strict=True) if len({*values}) > 1]
-    failed, said = list[str](), set[str]()
+    failed = dict[int, str]()
     first = _of_all(run_settings, configs, names)[0]
     if own_process and first and parallel_runs([first] * len(jobs)) > 1:
         importlib.import_module("pflsim.terminal.processes").import_early()
@@ -67,7 +68,7 @@ def run_all(
         from pflsim.terminal.sweep_table import SweepTable
 
         parallel = parallel_runs(runs) if own_process else 1
-        with SweepTable(_short_names(jobs), len(runs) > 1 and runs[0].progress in ("auto", "live")) as table:
+        with SweepTable(differing, len(runs) > 1 and runs[0].progress in ("auto", "live")) as table:
             if parallel > 1:
                 _run_in_processes(names, runs, parallel, done, failed, table)
             for number, (name, settings) in enumerate(zip(names, runs, strict=True)) if parallel == 1 else ():
@@ -81,13 +82,16 @@ def run_all(
                 except (SettingsError, RunError) as error:
                     if len(runs) == 1 or isinstance(error, Stopped):
                         raise
-                    if str(error) not in said:
-                        print(f"error: {error}", file=sys.stderr)
-                    said.add(str(error))
-                    failed.append(name)
-                table.ended(number, failed=name in failed)
+                    if str(error) not in failed.values():
+                        print(f"error: {name}: {error}", file=sys.stderr)
+                    failed[number] = str(error)
+                table.ended(number, failed=number in failed)
     if failed:
-        raise RunError(f"{len(failed)} of {len(runs)} runs failed:\n" + "\n".join(failed))
+        lines = [f"{len(failed)} of {len(runs)} runs failed:"]
+        for reason in dict.fromkeys(failed.values()):
+            which = ", ".join(names[number] for number, own in sorted(failed.items()) if own == reason)
+            lines.append(f"{which}: {reason.partition(chr(10))[0]}")
+        raise RunError("\n".join(lines))
 
 
 def _short_names(jobs: Sequence[Sequence[str]]) -> list[str]:
@@ -132,10 +136,10 @@ def _run_in_processes(
     runs: Sequence[Settings],
     parallel: int,
     done: list[Path],
-    failed: list[str],
+    failed: dict[int, str],
     table: SweepTable,
 ) -> None:
-    """Run each run in a process of its own, several at once, and print a line when one ends."""
+    """Run each run in a process of its own, several at once; print a line when one ends, add why it failed."""
     from pflsim.terminal.processes import in_processes
     from pflsim.terminal.result import result_line
 
@@ -148,7 +152,7 @@ def _run_in_processes(
             done.append(one.result)
             print(f"{names[one.number]}: {result_line(one.result)}", flush=True)
         else:
-            failed.append(names[one.number])
+            failed[one.number] = f"\n{one.errors}".rpartition("\nerror: ")[2].strip()
             hints = [line for line in one.output.splitlines() if line.startswith("resume with")]
             print("\n".join([names[one.number], *hints]), file=sys.stderr)
         if one.errors not in said:

@@ -21,6 +21,8 @@ from pflsim.records.files import write_atomically
 from pflsim.records.folder import CONFIG, is_complete, run_lock
 from pflsim.terminal.exit_status import command_parser, exit_status
 from pflsim.terminal.processes import in_processes
+from pflsim.terminal.status import watching, write_status
+from pflsim.terminal.sweep_table import SweepTable
 
 if TYPE_CHECKING:
     from pflsim.commands.tune_study import Method, Study
@@ -106,15 +108,19 @@ def _run(study: Study) -> list[Path]:
 
     study.write()
     first = [method.settings({}) for method in study.methods]
-    for number, reason in side_by_side(study.ask(), parallel_runs(first * study.budget)):
-        print(study.tell(number, reason), flush=True)
-        study.write()
+    live = first[0].progress in ("auto", "live")
+    ended = sum(trial.state.is_finished() for method in study.methods for trial in study.trials(method))
+    with SweepTable(["trial"] * (study.budget * len(first) - ended), live) as table:
+        for number, reason in side_by_side(study.ask(), parallel_runs(first * study.budget), table):
+            print(study.tell(number, reason), flush=True)
+            study.write()
     failed = [f"{m.name}: all trials failed, so it has no runs" for m in study.methods if not study.chosen(m)]
     runs = study.final_runs()
-    for number, reason in side_by_side(runs, parallel_runs(runs)) if runs else ():
-        folder = Path(str(runs[number].run_dir))
-        print(f"{folder.name}: {reason or result_line(folder)}", flush=True)
-        failed += [f"{folder}: {reason}"] if reason else []
+    with SweepTable(["run"] * len(runs), live) as table:
+        for number, reason in side_by_side(runs, parallel_runs(runs), table) if runs else ():
+            folder = Path(str(runs[number].run_dir))
+            print(f"{folder.name}: {reason or result_line(folder)}", flush=True)
+            failed += [f"{folder}: {reason}"] if reason else []
     done = [folder for run in runs if is_complete(folder := Path(str(run.run_dir)))]
     text, page = _tables(study, done)
     write_atomically(study.folder / "tuned.md", f"{page}\n")
@@ -127,6 +133,7 @@ def _run(study: Study) -> list[Path]:
 def _tables(study: Study, runs: Sequence[Path]) -> list[str]:
     """Return what was tuned and the comparison of the runs, for a terminal and in Markdown."""
     from pflsim.analysis.comparison import compare_sets
+    from pflsim.analysis.identity import identity
     from pflsim.analysis.runs import read_run
     from pflsim.analysis.tables import Table, drawn, render
     from pflsim.commands.tune_study import settings_text
@@ -137,7 +144,7 @@ def _tables(study: Study, runs: Sequence[Path]) -> list[str]:
         count, failed, best = len(study.trials(method)), study.failed(method), study.chosen(method)
         trials = f"{count}{f', {len(failed)} failed' * bool(failed)}{', all there are' * (count < study.budget)}"
         values, score = (settings_text(best.params), f"{sign * (best.value or 0.0):.4f}") if best else ("none", "")
-        rows.append((method.name, trials, settings_text(method.space), values, score))
+        rows.append((identity(method.name).display, trials, settings_text(method.space), values, score))
         failures += [f"failed: {method.name} trial {number + 1}: {failed[number]}" for number in sorted(failed)]
     primary = found[0].primary if found else "accuracy"
     headers = ("method", "trials", "space", "chosen values", f"validation\n{primary}")
@@ -157,12 +164,13 @@ def check_first_runs(methods: Sequence[Method]) -> None:
             raise SettingsError(f"{method.name}: {error}") from None
 
 
-def side_by_side(runs: Iterable[Settings], parallel: int) -> Iterator[tuple[int, str]]:
+def side_by_side(runs: Iterable[Settings], parallel: int, table: SweepTable | None = None) -> Iterator[tuple[int, str]]:
     """Run or resume each run in a process of its own; yield the number of each that ends, and why it failed, or "".
 
     Args:
         runs: the next one is taken when a process is free.
         parallel: how many run at the same time.
+        table: shows them by the names of their folders; None: nothing does.
 
     Raises:
         RunError: a process ended without a result; then no other is started. `Stopped` if there was a signal.
@@ -170,13 +178,17 @@ def side_by_side(runs: Iterable[Settings], parallel: int) -> Iterator[tuple[int,
     folders, crashed = list[str](), list[str]()
 
     def functions() -> Iterator[partial[str]]:
-        for run in runs:
+        for number, run in enumerate(runs):
             folders.append(str(run.run_dir))
-            yield partial(finish, run)
+            if table:
+                table.names[number] = Path(folders[-1]).name
+            yield partial(finish, run, table and table.path(number))
             if crashed:
                 return
 
     for one in in_processes(functions(), parallel):
+        if table:
+            table.ended(one.number, failed=one.result != "")
         if one.result is not None:
             yield one.number, one.result
         else:
@@ -185,8 +197,12 @@ def side_by_side(runs: Iterable[Settings], parallel: int) -> Iterator[tuple[int,
         raise RunError("\n".join([*crashed, "the same command continues the study"]))
 
 
-def finish(settings: Settings) -> str:
+def finish(settings: Settings, status: Path | None = None) -> str:
     """Run settings, or resume what an earlier session has left in their folder.
+
+    Args:
+        settings: of the run.
+        status: see `run_alone`.
 
     Returns:
         Why the run failed, or "".
@@ -198,8 +214,9 @@ def finish(settings: Settings) -> str:
             pass
     else:
         shutil.rmtree(folder, ignore_errors=True)  # killed before it had written its settings
+    watching.set(partial(write_status, status) if status else None)
     try:
-        resume_run(str(folder), [], [], own_process=True) if started else run_alone(settings)
+        resume_run(str(folder), [], [], own_process=True) if started else run_alone(settings, status)
     except Stopped:
         raise
     except (SettingsError, RunError) as error:

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from pflsim.records.evaluation import Scope
 from pflsim.records.history import RoundMetrics
-from pflsim.records.summary import RunMeta, Summary
+from pflsim.records.summary import RunMeta, Summary, who_is_evaluated
 from pflsim.terminal.formats import NONE, WIDTH, flowed, format_bytes, format_seconds
 from pflsim.terminal.result import accuracy_table, headline, result_lines, resume_command, tensorboard_command
 from pflsim.terminal.status import Status, sparkline, watching
@@ -28,6 +28,8 @@ from pflsim.types import ModelKind
 Progress = Literal["auto", "live", "plain", "quiet", "none"]
 LIVE_LINES = 20
 """Approximate number of round lines that a run with a live display prints."""
+SILENCE = 60.0
+"""Seconds without a line after which a long phase of a round without a live display prints one."""
 RATE = 2
 """Refreshes per second of the display, which takes less than 1% of a core."""
 
@@ -88,7 +90,7 @@ class Console:
         self._best_score: float | None = None
         self._memory_mb = 0.0
         self._round, self._phase, self._done, self._due = 0, "starting", 0, 0
-        self._begun = self._since = time.monotonic()
+        self._begun = self._since = self._said = time.monotonic()
         forced = self.terminal or progress == "live"
         self._rich = Rich(file=self.stream, width=self.width, force_terminal=forced, highlight=False)
         self._live = Live(console=self._rich, get_renderable=self._shown, refresh_per_second=RATE, transient=True)
@@ -115,7 +117,8 @@ class Console:
         primary = self.meta.measures.primary
         if self.meta.loss:
             self._print(f"task {self.meta.task} (from the targets), loss {self.meta.loss}, primary metric {primary}")
-        self._print(f"{primary}: mean over clients on their test data; worst: mean of the worst decile of clients")
+        clients = who_is_evaluated(self.meta.evaluated_on)
+        self._print(f"{primary}: mean over {clients}, on their test data; worst: mean of the worst decile of these")
         if self.progress == "live":
             self._live.start()
 
@@ -139,6 +142,12 @@ class Console:
     def clients_done(self, clients: int) -> None:
         """Add to the number of clients that have finished the phase."""
         self._done += clients
+        if self.progress == "plain" and time.monotonic() - self._said > SILENCE:
+            self._print(f"round {self._round}/{self.meta.rounds}: {self._doing}")
+
+    @property
+    def _doing(self) -> str:
+        return self._phase + (f" {self._done} of {self._due} clients" if self._due else "")
 
     def round(self, metrics: RoundMetrics, memory_mb: float = 0.0) -> None:
         """Print a round's line, or update the live display, which prints about `LIVE_LINES` lines per run.
@@ -231,18 +240,18 @@ class Console:
             self._best_score, status.best, status.best_round = score.score, stats.mean, metrics.round
 
     def _print(self, text: str) -> None:
+        self._said = time.monotonic()
         self._rich.print(text, markup=False, emoji=False, soft_wrap=True)
 
     def _shown(self) -> Group:
         """Return the live display."""
         now, rounds, status = time.monotonic(), self.meta.rounds, self.status
         share = self._done / self._due if self._due and self._phase == "train" else 0.0
-        phase = self._phase + (f" {self._done} of {self._due} clients" if self._due else "")
         place = f"round {self._round}/{rounds}" if self._round else ""
         row, bar = Table.grid(padding=(0, 2, 0, 0)), ProgressBar(rounds, max(self._round - 1, 0) + share)
         for no_wrap in (True, False, True):  # the bar takes what is left
             row.add_column(no_wrap=no_wrap)
-        row.add_row(Text(place, style="bold"), bar, Text(phase))
+        row.add_row(Text(place, style="bold"), bar, Text(self._doing))
         results, costs = list[str](), list[str]()
         if status.values:
             line = sparkline(status.values, max(self.width // 4, 8))

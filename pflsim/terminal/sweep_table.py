@@ -30,18 +30,18 @@ STYLES = {"waiting": "dim", "failed": "red"}
 
 
 class SweepTable:
-    """Context manager that shows the runs of a sweep, if standard output is a terminal.
+    """Context manager that shows the runs of a sweep or a study, if standard output is a terminal.
 
     Args:
-        names: of the runs.
+        names: of the runs; without any, nothing is shown.
         shown: whether to show anything.
         terminal: where to; default: standard output.
     """
 
     def __init__(self, names: Sequence[str], shown: bool, terminal: Console | None = None):
         self._terminal = terminal or Console(file=sys.stdout, highlight=False)
-        self.shown = shown and self._terminal.file.isatty()  # not is_terminal, which FORCE_COLOR sets
-        self._names, self._states = names, ["waiting"] * len(names)
+        self.shown = bool(names) and shown and self._terminal.file.isatty()  # not is_terminal, which FORCE_COLOR sets
+        self.names, self._states = [*names], ["waiting"] * len(names)
         self._statuses: dict[int, Status] = {}
         self._folder: TemporaryDirectory[str] | None = None
         self._begun = time.monotonic()
@@ -78,7 +78,7 @@ class SweepTable:
 
     def rows(self) -> Group:
         """Return the table, of many runs those around the first that has not ended, and what is left of the sweep."""
-        for number in range(len(self._names)):
+        for number in range(len(self.names)):
             if (path := self.path(number)) and (found := read_status(path)):
                 self._statuses[number] = found
                 if self._states[number] == "waiting":
@@ -104,7 +104,7 @@ class SweepTable:
         found = [self._cells(number) for number in numbers]
         columns = {header: [cells[n] for cells in found] for n, header in enumerate(HEADERS)}
         wide = {header: max([len(header), *map(len, cells)]) for header, cells in columns.items()} | {"": SPARK}
-        longest = max(len(self._names[number]) for number in numbers)
+        longest = max(len(self.names[number]) for number in numbers)
         for header in DROPPED:
             if self._free(wide) < min(longest, NAME):
                 del wide[header]
@@ -120,7 +120,7 @@ class SweepTable:
             if "" in wide and (status := self._statuses.get(number)):
                 columns[""][n] = sparkline(status.values, wide[""])
             cells = (columns[header][n] for header in wide)
-            table.add_row(self._names[number], *cells, style=STYLES.get(self._states[number], ""))
+            table.add_row(self.names[number], *cells, style=STYLES.get(self._states[number], ""))
         return table
 
     def _free(self, wide: Mapping[str, int]) -> int:

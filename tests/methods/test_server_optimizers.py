@@ -125,8 +125,8 @@ def test_names_and_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert names == ["fedavg", "fedadam", "ditto", "ditto+fedadam", "fedadam", "fedyogi"]
     assert all(f"-{name}-digits" in run.folder.name for name, run in zip(names, runs, strict=True))
     (compared, *_) = pflsim.compare([run for run in runs if run.seed == 0])
-    assert [group.label for group in compared.groups] == sorted(names[:4] + names[5:], key=names.index)
-    labels = {group.label for part in pflsim.compare(runs) for group in part.groups}
+    assert [group.name for group in compared.groups] == sorted(names[:4] + names[5:], key=names.index)
+    labels = {group.name for part in pflsim.compare(runs) for group in part.groups}
     assert labels == {*names}
 
 

@@ -82,7 +82,7 @@ def test_clients_that_never_took_part_are_counted_apart() -> None:
     assert trained == cohort(run.seed, 1, 3, 0.34)[0]
     rate = run.counts(1)["accuracy"][trained]
     assert (
-        f"local: clients that have not taken part up to that round: 2; without them, the accuracy is {rate:.3f}"
+        f"Local: clients that have not taken part up to that round: 2; without them, the accuracy is {rate:.3f}"
         in repr(pflsim.compare(run))
     )
     assert "have not taken part up to that round: 2" in pflsim.report(run).read_text()
@@ -98,7 +98,7 @@ def test_a_sweep_is_compared_and_reported() -> None:
     assert list(runs.summary()["method"]) == ["local", "local", "fedavg", "fedavg"]
     assert len(runs.metrics()) == 8 and set(runs.per_client()["run"]) == {run.name for run in runs}
     compared = pflsim.compare(runs, reference="fedavg", at="last")
-    assert list(compared.records()["label"]) == ["local", "fedavg"] and "Differences to fedavg" in repr(compared)
+    assert list(compared.records()["label"]) == ["local", "fedavg"] and "Differences to FedAvg" in repr(compared)
     assert compared._repr_html_().count("<table>") == 2
     assert "tabular" in compared.save("table.tex").read_text()
     again = pflsim.compare("runs", reference="fedavg", at="last")

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from pflsim.analysis.comparison import frontier
 from pflsim.analysis.curves import of_test
-from pflsim.analysis.differences import family
+from pflsim.analysis.differences import values_of
 from pflsim.analysis.report.axes import Axis, axis, log_axis
 from pflsim.analysis.report.forest import Benchmark, Line
 
@@ -37,12 +38,14 @@ class Gains:
     columns: pd.DataFrame
 
 
-def gains(benchmark: Benchmark) -> Gains:
-    """Return the values of the clients that all groups have."""
-    primary, reference = benchmark.comparison.primary, benchmark.comparison.reference.label
-    by_pair = {k: pd.concat({seed: found[primary] for seed, found in v.items()}) for k, v in benchmark.values.items()}
-    table = pd.DataFrame(by_pair).dropna()
-    ordered = table.sort_values(reference, ascending=benchmark.comparison.higher, kind="stable")
+def gains(benchmark: Benchmark) -> Gains | None:
+    """Return the values of the clients that all groups have; None if there is no such client."""
+    comparison = benchmark.comparison
+    values, primary = values_of(comparison.groups, comparison.choice), comparison.primary
+    by_pair = {k: pd.concat({seed: found[primary] for seed, found in v.items()}) for k, v in values.items()}
+    if (table := pd.DataFrame(by_pair).dropna()).empty:
+        return None
+    ordered = table.sort_values(comparison.reference.label, ascending=comparison.higher, kind="stable")
     parts = np.array_split(np.arange(len(table)), min(len(table), MAX_COLUMNS))
     columns = pd.DataFrame([ordered.iloc[part].mean() for part in parts])
     return Gains(axis(columns.to_numpy().ravel().tolist(), benchmark.least, 3), table, columns)
@@ -106,7 +109,8 @@ def cost(benchmark: Benchmark) -> Cost:
     means = {line: line.row.figures["mean"].mean for line in benchmark.lines}
     x = log_axis(filter(None, sent.values())) if any(sent.values()) else None
     y = axis(means.values(), 2.5 * benchmark.least, 5, pad=0.08)
-    front, where = _frontier(benchmark), {line: (_place(x, sent[line]), y.up(means[line], HEIGHT)) for line in sent}
+    front = [line for row in frontier(benchmark.comparison) for line in sent if line.row is row]
+    where = {line: (_place(x, sent[line]), y.up(means[line], HEIGHT)) for line in sent}
     ends = [*(where[line][0] for line in front[1:]), 100.0]
     taken = [(where[line][0], end, where[line][1]) for line, end in zip(front, ends, strict=True)]
     taken += [(at - 0.6, at + 0.6, level) for at, level in where.values()]
@@ -130,24 +134,3 @@ def _free(label: str, x: float, y: float, front: bool, taken: list[tuple[float, 
             taken.append((left, left + width, level - 4))
             return round(at, 2), level, anchor
     return None
-
-
-def _frontier(benchmark: Benchmark) -> list[Line]:
-    """Return the cheapest group, and each that costs more and is clearly better than the one before.
-
-    With one seed nothing is clear, and the mean decides.
-    """
-    sign = 1 if benchmark.comparison.higher else -1
-    rest = sorted(benchmark.lines, key=lambda line: line.row.figures["bytes_total"].mean)  # best first among equals
-    front = rest[:1]
-    while rest:
-        last, best = front[-1], sign * front[-1].row.figures["mean"].mean
-        rest = [line for line in rest if line.row.figures["bytes_total"].mean > last.row.figures["bytes_total"].mean]
-        rest = [line for line in rest if sign * line.row.figures["mean"].mean > best]
-        if benchmark.seeds > 1 and rest:
-            groups = [last.row.group, *(line.row.group for line in rest)]
-            found = family(groups, groups[0], benchmark.values).differences
-            clear = {d.group.label for d in found if d.level == "clear"}
-            rest = [line for line in rest if line.label in clear]
-        front += rest[:1]
-    return front

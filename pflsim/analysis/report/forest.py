@@ -8,20 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 
-import pandas as pd
-
 from pflsim.analysis.comparison import Comparison, Row, best_first
-from pflsim.analysis.differences import Difference, client_values
+from pflsim.analysis.differences import Difference
+from pflsim.analysis.forest import axis_limits, least_length
 from pflsim.analysis.identity import Identity, identity
 from pflsim.analysis.report.axes import Axis, axis
 from pflsim.analysis.report.grid import Grid
-from pflsim.analysis.verdict import scale_of
 from pflsim.config.names import written
-
-LEAST = 0.04
-"""Least length of an axis of accuracies and of their differences."""
-CUT = 4
-"""An axis is cut if all rows need more than this many times the length that the better half needs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,30 +70,24 @@ class Benchmark:
         """The largest number of seeds of a group."""
         return max(len(group.runs) for group in self.comparison.groups)
 
-    @cached_property
-    def values(self) -> dict[str, dict[int, pd.DataFrame]]:
-        """The clients' results of every group and seed."""
-        choice = self.comparison.choice
-        return {g.label: {run.seed: client_values(run, choice) for run in g.runs} for g in self.comparison.groups}
-
     @property
     def least(self) -> float:
         """The least length of an axis of the primary metric."""
-        return LEAST if scale_of(self.comparison.primary)[0] > 1 else 0.0
+        return least_length(self.comparison)
 
     def delta_axis(self, number: int = 0) -> Axis:
-        """Return the axis of differences to a reference: means and seeds, cut where the worse half is far away."""
+        """Return the axis of the differences to a reference."""
         found = [line.deltas[number] for line in self.lines]
         if number:  # a narrow column with the shorter intervals over pairs
             every = [v for d in found if d for v in (d.low, d.high, d.mean) if v is not None]
             return axis([0.0, *every], self.least, 2)
-        ends = [[d.mean, *d.by_seed] for d in found if d is not None and d.mean is not None]
-        half = [value for each in ends[: (len(ends) + 1) // 2] for value in each]
-        every = [value for each in ends for value in each]
-        need = CUT * max(map(abs, half), default=0.0)
-        if every and max(map(abs, every)) > max(need, CUT * self.least / 2):
-            every = half
-        return axis([0.0, *every], self.least)
+        return _cut(found, self)
+
+
+def _cut(found: Sequence[Difference | None], benchmark: Benchmark) -> Axis:
+    """Return an axis with the limits of the forest plot; the differences are those of the best methods first."""
+    values = [(d.mean, *d.by_seed) for d in found if d and d.mean is not None]
+    return axis(axis_limits(values, benchmark.comparison.higher, benchmark.least), pad=0)
 
 
 def overall(benchmarks: Sequence[Benchmark]) -> tuple[list[list[Line | None]], Axis]:
@@ -112,14 +99,12 @@ def overall(benchmarks: Sequence[Benchmark]) -> tuple[list[list[Line | None]], A
     """
     by_label = [{line.label: line for line in each.lines} for each in benchmarks]
     rows = [[own.get(label) for own in by_label] for label in dict.fromkeys(label for own in by_label for label in own)]
-    found = [line.deltas[0] for row in rows for line in row if line and line.deltas[0]]
-    values = [value for d in found if d.mean is not None for value in (d.mean, *d.by_seed)]
 
     def mean(row: list[Line | None]) -> float:
         return fmean(line.row.figures["mean"].mean for line in row if line)
 
     ordered = sorted(rows, key=mean, reverse=benchmarks[0].comparison.higher)
-    return ordered, axis([0.0, *values], benchmarks[0].least)
+    return ordered, _cut([line.deltas[0] for row in ordered for line in row if line], benchmarks[0])
 
 
 def varying(comparisons: Sequence[Comparison]) -> list[list[str]]:

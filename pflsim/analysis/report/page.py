@@ -47,7 +47,7 @@ def page(folders: Sequence[Path], study: Path | None = None) -> str:
     if not runs:
         raise SettingsError(f"{folders[0]}: this run has no evaluated round yet")
     runs = [run for run in runs if run.complete] or runs  # if none is finished, what there is so far
-    sets = [_largest_table(c) if len(runs) < len(read) else c for c in compare_sets(runs, display=True)]
+    sets = [_largest_table(c) if len(runs) < len(read) else c for c in compare_sets(runs)]
     groups = [group for comparison in sets for group in comparison.groups]
     counted = {run.folder for group in groups for run in (*group.runs, *group.left_out)}
     out = [_why(folder, run) for folder, run in read if not run or run.folder not in counted]
@@ -75,7 +75,7 @@ def _largest_table(comparison: Comparison) -> Comparison:
     if all(group.seeds == seeds for group in groups):
         return comparison
     kept = [run for group in having(seeds) for run in group.runs if run.seed in seeds]
-    return compare_sets(kept, display=True)[0]
+    return compare_sets(kept)[0]
 
 
 def _benchmark(whole: Comparison) -> Benchmark:

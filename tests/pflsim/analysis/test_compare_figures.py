@@ -142,10 +142,10 @@ def test_runs_that_are_never_evaluated(tmp_path: Path) -> None:
 
 def test_differences_client_by_client(folder: Path) -> None:
     comparison = compared(folder)
-    assert comparison.reference.label == "local"
+    assert comparison.reference.label == "Local"
     against_local, against_fedavg = comparison.families
     assert comparison.differences == against_local.differences
-    assert [d.group.label for d in against_fedavg.differences] == ["local", "ditto"]
+    assert [d.group.label for d in against_fedavg.differences] == ["Local", "Ditto"]
     ditto = records(comparison)[2]
     assert (ditto["reference"], ditto["fedavg_reference"]) == ("local", "fedavg")
     assert ditto["fedavg_p_holm"] == against_fedavg.differences[1].p_holm != ditto["p_holm"]
@@ -212,14 +212,16 @@ def test_holm() -> None:
 
 
 def test_the_reference(folder: Path, tmp_path: Path) -> None:
-    assert compared(folder, "fedavg*", "ditto*").reference.label == "fedavg"
-    assert compare(compared(folder).groups[::-1]).reference.label == "local"
+    assert compared(folder, "fedavg*", "ditto*").reference.label == "FedAvg"
+    assert compare(compared(folder).groups[::-1]).reference.label == "Local"
     with pytest.raises(SettingsError, match="--reference fedavgg: did you mean fedavg"):
         compared(folder, reference="fedavgg")
     two = group_runs([made(tmp_path / f"{lr}", [[(1, 2)]], lr=lr) for lr in (0.1, 0.2)])
     with pytest.raises(SettingsError, match="--reference fedavg: .*: fedavg lr=0.1, fedavg lr=0.2"):
         compare(two, reference="fedavg")
     assert compare(two, reference="fedavg lr=0.2").reference is two[1]
+    assert compare(two, reference="FedAvg lr=0.2").reference is two[1]
+    assert [compare(two[:1], reference=name).reference for name in ("fedavg", "FedAvg")] == two[:1] * 2
 
 
 # Curves ---------------------------------------------------------------------------------------------------------------
@@ -229,7 +231,7 @@ def test_curves_over_seeds(folder: Path) -> None:
     (row,) = compared(folder, "ditto*").rows
     y = np.array([rates(counts(2, seed, 0)).mean(axis=1) for seed in SEEDS])
     found = curve(row.group, "rounds", of_test())
-    assert found.label == "ditto" and found.low is not None and found.high is not None
+    assert found.label == "Ditto" and found.low is not None and found.high is not None
     assert list(found.x) == [1, 2, 3, 4]
     np.testing.assert_allclose(found.y, y.mean(0))
     np.testing.assert_allclose(found.low, y.mean(0) - y.std(0, ddof=1))

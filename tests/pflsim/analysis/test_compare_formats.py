@@ -35,17 +35,17 @@ def test_text(comparison: Comparison) -> None:
     written = render([comparison], "text")
     assert written.startswith("Test accuracy on digits, dirichlet(alpha=0.1), 2 clients, mlp; 2 rounds, seeds 0,1\n\n")
     lines = {line.split()[0]: line for line in written.splitlines() if line}
-    cells = re.split(r" {2,}", lines["local"])
+    cells = re.split(r" {2,}", lines["Local"])
     assert cells == [
-        "local", "personal, trained", "1", "0.825 ± 0.035", "0.825", "0.800 ± 0.000", "0", "0", "1.0 ± 0.0",
+        "Local", "personal, trained", "1", "0.825 ± 0.035", "0.825", "0.800 ± 0.000", "0", "0", "1.0 ± 0.0",
         "0",
     ]  # fmt: skip
-    first = next(line for line in written.splitlines() if line.startswith("fedavg  "))
+    first = next(line for line in written.splitlines() if re.match("FedAvg +global", line))
     assert re.split(r" {2,}", first) == [
-        "fedavg", "global, received", "2", "0.900 ± 0.000", "0.900", "0.900 ± 0.000", "4000", "4000",
+        "FedAvg", "global, received", "2", "0.900 ± 0.000", "0.900", "0.900 ± 0.000", "4000", "4000",
         "2.0 ± 0.0", "4000",
     ]  # fmt: skip
-    assert re.split(r" {2,}", lines["fedavg"])[:3] == ["fedavg", "4", "+0.0750"]
+    assert re.split(r" {2,}", lines["FedAvg"])[:3] == ["FedAvg", "4", "+0.0750"]
     assert "\nto 0.8: " in written and "every run reaches" in written
     assert "oracle" not in written
     assert max(map(len, written.splitlines())) <= 110
@@ -103,7 +103,7 @@ def test_latex(comparison: Comparison) -> None:
         assert written.count(part) >= (1 if "%" in part else 2), part
     assert r"0.825 $\pm$ 0.035" in written
     assert written.isascii()
-    for row in re.findall(r"^ (?:local|fedavg).*$", written, re.MULTILINE):
+    for row in re.findall(r"^ (?:Local|FedAvg).*$", written, re.MULTILINE):
         assert row.count("&") == 9 and row.endswith(r"\\")
 
 
@@ -120,9 +120,9 @@ def test_several_benchmarks_have_a_table_of_differences(tmp_path: Path, kind: Fo
                 found.append(made(folder, [rights], method=method, seed=seed, digest=digest, parts=parts))
     written = render(compare_sets(found), kind)
     last = " ".join(written.partition("Differences on each benchmark")[2].split())
-    assert re.search(r"ditto[ |&]+\+0.1250, clear[ |&]+0.0000, not clear", written)
+    assert re.search(r"Ditto[ |&]+\+0.1250, clear[ |&]+0.0000, not clear", written)
     assert (
-        "No method is clearly better" in last and "clearly worse in none: ditto" in last and "reference local" in last
+        "No method is clearly better" in last and "clearly worse in none: Ditto" in last and "reference Local" in last
     )
 
 
@@ -135,7 +135,7 @@ def test_latex_escapes() -> None:
 def test_differences_between_the_runs_are_below_the_table(runs: list[Run]) -> None:
     written = render([compare(group_runs(runs[:3]))], "text")
     assert "seeds" not in written.splitlines()[0] and "CAUTION: " in written
-    assert re.search(r"^local +personal, trained +0,1 ", written, re.MULTILINE)
+    assert re.search(r"^Local +personal, trained +0,1 ", written, re.MULTILINE)
 
 
 @pytest.mark.parametrize(("values", "said"), [((0, 1), "0,1"), ((0, 1, 2, 5, 7, 8, 9), "0–2,5,7–9")])

@@ -34,8 +34,8 @@ def objections(*runs: Run) -> list[str]:
 def test_seeds_make_a_group(make: Make) -> None:
     runs = [make(method=m, seed=s) for s, m in itertools.product((2, 0, 1), ("local", "fedavg"))]
     local, fedavg = group_runs(runs)
-    assert (local.label, local.method, local.settings) == ("local", "local", {})
-    assert fedavg.label == "fedavg"
+    assert (local.label, local.name, local.method, local.settings) == ("Local", "local", "local", {})
+    assert fedavg.label == "FedAvg"
     assert local.seeds == fedavg.seeds == (0, 1, 2)
     assert local.runs == (runs[2], runs[4], runs[0])
     assert check_comparable([local, fedavg]) == []
@@ -56,13 +56,13 @@ def test_what_changes_no_result_makes_no_group(make: Make) -> None:
 @pytest.mark.parametrize(
     ("setting", "label"),
     [
-        ({"lr": 0.5}, "fedavg lr=0.5"),
-        ({"momentum": 0.9, "local_steps": 3}, "fedavg local_epochs=null local_steps=3 momentum=0.9"),
-        ({"lockstep": False}, "fedavg lockstep=false"),
-        ({"init": "per_client"}, "fedavg init=per_client"),
-        ({"parts": {"method": {"mu": 0.1}}}, "fedavg method.mu=0.1"),
-        ({"parts": {"model": {"hidden": [8, 4]}}}, "fedavg model.hidden=[8,4]"),
-        ({"eval": Eval(holdout_clients=1)}, "fedavg eval.holdout_clients=1"),
+        ({"lr": 0.5}, "FedAvg lr=0.5"),
+        ({"momentum": 0.9, "local_steps": 3}, "FedAvg local_epochs=null local_steps=3 momentum=0.9"),
+        ({"lockstep": False}, "FedAvg lockstep=false"),
+        ({"init": "per_client"}, "FedAvg init=per_client"),
+        ({"parts": {"method": {"mu": 0.1}}}, "FedAvg method.mu=0.1"),
+        ({"parts": {"model": {"hidden": [8, 4]}}}, "FedAvg model.hidden=[8,4]"),
+        ({"eval": Eval(holdout_clients=1)}, "FedAvg eval.holdout_clients=1"),
     ],
 )
 def test_a_setting_makes_a_group_and_is_in_its_label(make: Make, setting: dict[str, Any], label: str) -> None:
@@ -76,12 +76,19 @@ def test_settings_of_another_part_are_not_listed(make: Make) -> None:
         make(method="fedavg", parts={"model": {"_target_": "e.Cnn", "width": 3}}, names={"model": "cnn"}),
         make(method="fedavg"),
     ]
-    assert labels(*runs) == ["fedprox model=mlp", "fedavg model=cnn", "fedavg model=mlp"]
+    assert labels(*runs) == ["FedProx model=mlp", "FedAvg model=cnn", "FedAvg model=mlp"]
 
 
 def test_settings_of_the_same_method_are_listed_for_it_alone(make: Make) -> None:
     runs = [make(method="local"), *(make(method="fedprox", parts={"method": {"mu": mu}}) for mu in (0.1, 1e-5))]
-    assert labels(*runs) == ["local", "fedprox method.mu=0.1", "fedprox method.mu=1e-05"]
+    assert labels(*runs) == ["Local", "FedProx method.mu=0.1", "FedProx method.mu=1e-05"]
+
+
+def test_methods_with_the_same_name_for_readers(make: Make) -> None:
+    assert labels(make(method="local"), make(method="a.Mine"), make(method="ditto+fedadam")) == [
+        "Local", "Mine", "Ditto+FedAdam",
+    ]  # fmt: skip
+    assert labels(make(method="local"), make(method="a.Mine"), make(method="b.Mine")) == ["local", "a.Mine", "b.Mine"]
 
 
 def test_a_repeated_run_counts_once(make: Make) -> None:
@@ -98,7 +105,7 @@ def test_a_repeated_run_counts_once(make: Make) -> None:
 @pytest.mark.parametrize("other", [{"test": [[(5, 10), (7, 10)]]}, {"up": 11}])
 def test_two_runs_that_should_be_the_same_and_differ(make: Make, other: dict[str, Any]) -> None:
     runs = [make(), make(seed=1), make(**other)]
-    with pytest.raises(SettingsError, match="fedavg with seed 0") as error:
+    with pytest.raises(SettingsError, match="FedAvg with seed 0") as error:
         group_runs(runs)
     assert str(runs[0].folder) in str(error.value) and str(runs[2].folder) in str(error.value)
 
@@ -106,7 +113,7 @@ def test_two_runs_that_should_be_the_same_and_differ(make: Make, other: dict[str
 def test_another_partition_in_memory(make: Make) -> None:
     """Runs with equal settings and seeds on other examples are unlike, and no error."""
     groups = group_runs([make(), make(digest="f" * 64)])
-    assert [group.label for group in groups] == [f"fedavg partition_hash={d * 8}" for d in "0f"]
+    assert [group.label for group in groups] == [f"FedAvg partition_hash={d * 8}" for d in "0f"]
     assert "partition hash" in "".join(check_comparable(groups))
 
 

@@ -40,8 +40,8 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 @pytest.mark.slow
 def test_a_sweep_ends_with_its_table(sweep: Callable[..., str]) -> None:
     said = sweep("method=local,fedavg", "seed=0,1")
-    assert said.count("\nlocal  ") == 1 and said.count("\nfedavg  ") == 2
-    assert "Differences to local" in said
+    assert said.count("\nLocal  ") == 2 and said.count("\nFedAvg  ") == 3
+    assert "Differences to Local" in said
 
 
 @pytest.mark.slow
@@ -49,7 +49,7 @@ def test_a_table_for_each_partition(sweep: Callable[..., str]) -> None:
     said = sweep("method=local,fedavg", "partition=dirichlet", "partition.alpha=0.5,5.0")
     titles = [line for line in said.splitlines() if line.startswith("Test accuracy")]
     assert [title.partition("alpha=")[2][:3] for title in titles] == ["0.5", "5.0"]
-    assert said.count("Differences to local") == 2 and "CAUTION" not in said
+    assert said.count("Differences to Local") == 2 and "CAUTION" not in said
     assert "partition.alpha" not in said.replace("alpha=0.5,", "")  # not in the labels: it is in the titles
 
 
@@ -57,7 +57,7 @@ def test_a_table_for_each_partition(sweep: Callable[..., str]) -> None:
 def test_one_method_on_several_partitions_is_one_table(sweep: Callable[..., str]) -> None:
     said = sweep("method=local", "partition=dirichlet", "partition.alpha=0.5,5.0")
     assert said.count("Test accuracy on") == 1 and "Differences" not in said
-    assert "local partition.alpha=5.0" in said
+    assert "Local partition.alpha=5.0" in said
     assert "CAUTION: the clients have different examples: partition.alpha=0.5 or 5.0" in said
 
 
@@ -127,7 +127,7 @@ def test_repeated_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert f"settings and seed: {again[1]}" in " ".join(capsys.readouterr().out.split())
     print_comparisons([*again, make_run(tmp_path / "other", [[(5, 10), (7, 10)]])])
     out, err = capsys.readouterr()
-    assert out == "" and "fedavg with seed 0" in err and err.count("\n") == 1
+    assert out == "" and "FedAvg with seed 0" in err and err.count("\n") == 1
 
 
 Said = Callable[..., tuple[int, str, str]]
@@ -158,10 +158,10 @@ def folder(tmp_path: Path) -> Path:
 def test_a_folder_of_runs_or_a_pattern(said: Said, folder: Path) -> None:
     status, out, err = said(folder)
     assert (status, err) == (0, "")
-    assert "Differences to local" in out and "examples:" in said("--help")[1]
+    assert "Differences to Local" in out and "examples:" in said("--help")[1]
     assert said(f"{folder}/*-?")[1] == said(folder / "fedavg-0", folder / "fedavg-1", f"{folder}/local*")[1] == out
     alone = said(f"{folder}/local*")[1]
-    assert alone.count("\nlocal ") == 1 and "Differences" not in alone
+    assert alone.count("\nLocal ") == 1 and "Differences" not in alone
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_each_set_of_comparable_runs_has_its_table(said: Said, folder: Path) -> 
     status, out, err = said(folder, "--reference", "local")
     assert status == 0 and "2 sets" in err
     assert out.count("Test accuracy on") == 2 and f"CAUTION: {stopped} is not complete" in " ".join(out.split())
-    assert "Differences to local" in out and "Differences to ditto" in out  # the second set has no local
+    assert "Differences to Local" in out and "Differences to Ditto" in out  # the second set has no local
     status, out, err = said(folder, "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(out)))
     assert status == 0 and [row["label"] for row in rows] == ["ditto", "fedavg", "local", "ditto", "fedavg"]

@@ -12,11 +12,10 @@ from made_runs import made, make_run
 from matplotlib.figure import Figure
 
 import pflsim
-from pflsim.analysis.comparison import Comparison, best_first, compare
+from pflsim.analysis.comparison import Comparison, best_first, compare, frontier
 from pflsim.analysis.curves import of_test, seed_points
-from pflsim.analysis.drawings import frontier
 from pflsim.analysis.figures import NAMES, all_figures, main
-from pflsim.analysis.forest import NOT_CLEAR, display_name
+from pflsim.analysis.forest import NOT_CLEAR
 from pflsim.analysis.groups import group_runs
 from pflsim.analysis.identity import identity
 from pflsim.analysis.paper_style import STYLES
@@ -61,7 +60,7 @@ def points(figure: Figure) -> dict[str, tuple[str, str, str]]:
 
 
 def test_marks_by_evidence(comparison: Comparison) -> None:
-    levels = {display_name(d.group): d.level for d in comparison.differences}
+    levels = {d.group.label: d.level for d in comparison.differences}
     assert {levels[name] for name in ("FedRep", "IFCA", "Ditto")} == {"clear", "on these clients only", "not clear"}
     found = points(all_figures([comparison], only=["forest"])["forest"][0])
     fedrep, ifca, grey = identity("fedrep").light, identity("ifca").light, NOT_CLEAR["light"]
@@ -72,8 +71,8 @@ def test_marks_by_evidence(comparison: Comparison) -> None:
 def test_the_tables_have_the_numbers_of_the_comparison(comparison: Comparison) -> None:
     found = {name: table.rows for name, (_, table) in all_figures([comparison]).items()}
     assert tuple(found) == NAMES
-    differences = {display_name(d.group): d for d in comparison.differences}
-    rows = {display_name(row.group): row for row in comparison.rows}
+    differences = {d.group.label: d for d in comparison.differences}
+    rows = {row.group.label: row for row in comparison.rows}
 
     def number(cell: str) -> float:
         return float(cell.replace("−", "-"))
@@ -84,7 +83,7 @@ def test_the_tables_have_the_numbers_of_the_comparison(comparison: Comparison) -
         if d := differences.get(name):
             ends = [100 * x for x in (d.mean, *d.over_seeds) if x is not None]
             assert [number(x) for x in (difference, low, high)] == pytest.approx(ends, abs=0.051) and level == d.level
-    assert [row[0] for row in found["forest"]] == [display_name(row.group) for row in best_first(comparison.rows)]
+    assert [row[0] for row in found["forest"]] == [row.group.label for row in best_first(comparison.rows)]
     for name, *counts, loss, gain in found["clients"]:
         d = differences[name]
         assert [*map(int, counts)] == [d.better, d.equal, d.worse]
@@ -98,8 +97,11 @@ def test_the_tables_have_the_numbers_of_the_comparison(comparison: Comparison) -
     assert {name: size for name, size, *_ in found["cost"]}["FedRep"] == "40.0 kB"  # 10 clients, 2 rounds, both ways
 
 
-def test_the_frontier_has_what_is_clearly_better_than_the_cheaper(comparison: Comparison) -> None:
+def test_the_frontier_has_what_is_better_than_the_cheaper(comparison: Comparison, runs: Path) -> None:
+    """Clearly better, or with one seed, with which nothing is clear, by the mean."""
+    one_seed = compare(group_runs(run for run in pflsim.load(runs) if run.seed == 1))
     assert [row.group.method for row in frontier(comparison)] == ["local", "pfedme", "fedrep"]
+    assert [row.group.method for row in frontier(one_seed)] == ["local", "pfedme", "fedrep"]
 
 
 @pytest.mark.parametrize("style", STYLES)

@@ -18,6 +18,7 @@ from pflsim.analysis.comparison import Comparison, compare
 from pflsim.analysis.forest import GLYPHS, Forest, ForestRow, as_text, axis_limits, forest
 from pflsim.analysis.groups import group_runs
 from pflsim.analysis.identity import MARKS, identity
+from pflsim.analysis.report.forest import Benchmark, overall
 from pflsim.analysis.tables import forest_text, render
 
 OTHERS = ["fedrep", "ifca", "fedavg", "ditto", "pfedme", "scaffold"]
@@ -30,8 +31,8 @@ def row(method: str, mean: float | None, half: float | None, level: Any, seeds: 
 
 
 def plot(rows: Sequence[ForestRow], higher: bool = True) -> Forest:
-    rows = [*rows, row("local", 0.0, None, None)]
-    return Forest(tuple(rows), axis_limits(rows, higher, 4.0), "Local", "accuracy", higher, "points")
+    limits = axis_limits([(own.mean or 0.0, *own.by_seed) for own in rows], higher, 4.0)
+    return Forest((*rows, row("local", 0.0, None, None)), limits, "Local", "accuracy", higher, "points")
 
 
 @given(st.lists(st.tuples(finite, st.floats(0, 30)), min_size=1, max_size=6), st.sampled_from([60, 61, 80, 200]))
@@ -64,14 +65,24 @@ def test_every_character_takes_one_cell() -> None:
 
 
 def test_the_axis_leaves_out_what_is_far_behind() -> None:
-    near = [row("fedrep", 0.4, 5.0, "not clear", (0.1, 0.7)), row("ifca", -0.5, 1.0, "not clear", (-3.0, 2.0))]
-    low, high = axis_limits([*near, row("fedavg", -54.1, 2.0, "clear", (-55.0, -53.0))], True, 4.0)
+    low, high = axis_limits([(0.4, 0.1, 0.7), (-0.5, -3.0, 2.0), (-54.1, -55.0, -53.0)], True, 4.0)
     assert -4 < low < -3 and 2 < high < 3, "means and seeds of the better half, and a margin"
+    near = [row("fedrep", 0.4, 5.0, "not clear", (0.1, 0.7)), row("ifca", -0.5, 1.0, "not clear", (-3.0, 2.0))]
     lines = as_text(plot([*near, row("fedavg", -54.1, 2.0, "clear")]), 80).plain.splitlines()
     assert "◂" in lines[4] and "■" not in lines[4] and "−54.1" in lines[4]
-    low, high = axis_limits([row("fedavg", -54.1, 2.0, "clear")], True, 4.0)
+    low, high = axis_limits([(-54.1,)], True, 4.0)
     assert low < -54.1, "a single method is shown"
-    assert axis_limits([row("fedavg", 0.0, 0.0, "not clear")], True, 4.0) == (-2.0, 2.0)
+    assert axis_limits([(0.0,)], True, 4.0) == (-2.0, 2.0)
+
+
+def test_the_page_has_the_axis_of_the_terminal(tmp_path: Path) -> None:
+    """Also with a panel for each of several benchmarks."""
+    rights = {"local": 50, "ditto": 51, "fedrep": 52, "fedavg": 10}
+    found = compare(group_runs(made(tmp_path / m, [[(n, 100)] * 3], method=m) for m, n in rights.items()))
+    plot, page = forest(found), Benchmark(found, found, None)
+    assert plot is not None and plot.limits[0] > -9, "FedAvg is beyond it"
+    for axis in (page.delta_axis(), overall([page, page])[1]):
+        assert (100 * axis.low, 100 * axis.high) == pytest.approx(plot.limits)
 
 
 def test_an_error_is_better_on_the_left() -> None:

@@ -171,9 +171,9 @@ def test_equal_values_on_every_client_and_seed(tmp_path: Path) -> None:
             ]
         )
     )
-    assert found.identical == (("local", "b"), ("a", "c"))
+    assert found.identical == (("Local", "b"), ("a", "c"))
     assert [record["identical_to"] for record in records(found)] == ["b", "c", "local", "a", ""]
-    assert "every seed: local and b\n" in render([found], "text")
+    assert "every seed: Local and b\n" in render([found], "text")
 
 
 def test_what_cannot_be_told_apart_from_the_best(tmp_path: Path) -> None:

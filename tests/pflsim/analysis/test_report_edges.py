@@ -35,6 +35,13 @@ def test_clients_without_test_examples(tmp_path: Path) -> None:
     assert '<td class="num">0.5000</td>' in page(folder)
 
 
+def test_methods_without_a_client_in_common(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", [[(0, 0), (4, 10)]])
+    make_run(tmp_path / "b", [[(6, 10), (0, 0)]], method="local")
+    found = page(tmp_path / "a", tmp_path / "b")
+    assert 'id="cost"' in found and 'id="gains"' not in found and 'href="#gains"' not in found
+
+
 def test_nothing_evaluated_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_run(tmp_path / "a", [[(3, 10), (4, 10)]], every=3, complete=False)
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)

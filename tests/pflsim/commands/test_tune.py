@@ -20,6 +20,7 @@ from pflsim.config.compose import CONFIGS, composing
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
+from pflsim.terminal.sweep_table import SweepTable
 
 WORDS = ("method=fedprox,local", "clients=4")
 SHORT = (*WORDS, "--trials", "4", "--seeds", "1")
@@ -44,7 +45,7 @@ def fake(
     """
     done = [] if ran is None else ran
 
-    def run(runs: Iterable[Settings], parallel: int) -> Iterator[tuple[int, str]]:
+    def run(runs: Iterable[Settings], parallel: int, table: object) -> Iterator[tuple[int, str]]:
         running, waiting = list[tuple[int, Settings]](), enumerate(runs)
         while True:
             while len(running) < at_once and (one := next(waiting, None)):
@@ -297,7 +298,7 @@ def test_the_tables(study: Callable[..., int], capsys: pytest.CaptureFixture[str
     assert study("study", fake(lambda s: -1 if s.lr == 0.5 else near(s)), *words) == 0
     said, page = capsys.readouterr().out, Path("study/tuned.md").read_text()
     assert "fedprox" in said and "3, 1 failed, all there are" in page and "lr=0.05" in said
-    assert page.count("| local") == 2  # tuned, and compared
+    assert page.count("| Local") == 2  # tuned, and compared
 
 
 @pytest.mark.slow
@@ -340,9 +341,10 @@ def test_crashed_runs_are_no_failed_trials(monkeypatch: pytest.MonkeyPatch) -> N
     with composing([CONFIGS]):
         method = Method("local", ("method=local",), [CONFIGS])
         runs = [method.settings({"run_dir": f"run-{number}"}) for number in range(4)]
+    table = SweepTable(["trial"] * 4, False)
     with pytest.raises(RunError, match="run-1.*killed"):
-        list(tune.side_by_side(runs, 1))
-    assert started == [0, 1]
+        list(tune.side_by_side(runs, 1, table))
+    assert started == [0, 1] and table.names == ["run-0", "run-1", "trial", "trial"]
 
 
 def test_optuna_may_be_missing(monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]) -> None:

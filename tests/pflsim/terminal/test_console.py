@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from made_runs import stats
 from rich.console import Console as Rich
 
-from pflsim.records.evaluation import Scope
+from pflsim.records.evaluation import Measures, Scope
 from pflsim.records.history import RoundMetrics, Traffic
 from pflsim.records.summary import RunMeta, Summary
 from pflsim.terminal.console import Console
@@ -57,6 +57,20 @@ def test_a_round_is_one_line_with_what_matters():
     assert stream.getvalue() == (
         "round  3/20  personal 0.913 (worst 0.81)  global 0.640  ce 0.512  up 1.20 MB  down 2.40 MB  0.8 s  eta 14 s\n"
     )
+
+
+def test_the_header_says_what_is_evaluated(monkeypatch):
+    stream = io.StringIO()
+    meta = replace(META, evaluated_on="5", measures=Measures(primary="rmse"))
+    console = Console(meta, stream)
+    console.start(Path("runs/x"))
+    assert "rmse: mean over 5 clients chosen by the seed, on their test data" in stream.getvalue()
+    console.phase(3, "evaluate", 8)
+    console.clients_done(2)
+    assert "evaluate" not in stream.getvalue()
+    monkeypatch.setattr("pflsim.terminal.console.SILENCE", -1.0)
+    console.clients_done(3)
+    assert stream.getvalue().endswith("round 3/20: evaluate 5 of 8 clients\n")
 
 
 def test_the_reported_model_comes_first_with_its_worst_decile():
