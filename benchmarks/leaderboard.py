@@ -268,10 +268,17 @@ def standing(place: Place, benchmark: str) -> tuple[dict[str, list[Cell]], Famil
     board, rows, clients = BENCHMARKS[benchmark], place.last(ROWS), place.last(CLIENTS)
     seeds = [str(s) for s in range(1, board.seeds + 1) if Cell(benchmark, "local", str(s)) in rows]
     own = {name: [Cell(benchmark, name, seed) for seed in seeds] for name in board.methods}
-    own = {name: found for name, found in own.items() if found and all(each in rows for each in found)}
+    if not seeds:
+        raise SettingsError(f"{benchmark} has no row of Local yet")
+    own = {name: found for name, found in own.items() if all(each in rows for each in found)}
     primary = clients[own["local"][0]]["primary"]
-    run = cast(Any, SimpleNamespace(primary=primary, higher=primary == "accuracy"))
-    groups = {name: Group(name, name, {}, (run,)) for name in own}
+    common = {
+        "primary": primary,
+        "higher": primary == "accuracy",
+        "partition": {"names": [board.table] if board.table else []},
+    }
+    runs = cast(Any, tuple(SimpleNamespace(**common, partition_hash=seed) for seed in seeds))
+    groups = {name: Group(name, name, {}, runs) for name in own}
     values = {
         name: {
             int(cell.seed): pd.DataFrame({primary: [float(value) for value in clients[cell]["values"].split()]})
@@ -314,8 +321,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     place = Place(os.path.abspath(given.data_root), given.runs)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     if given.table:
-        print("\n".join(table(place, given.table)))
-        return 0
+        return exit_status(lambda: print("\n".join(table(place, given.table))))
     if given.replay:
         return exit_status(lambda: replay(place, given.replay))
     return exit_status(lambda: compute(place, given.only, given.limit))

@@ -144,13 +144,13 @@ def _named(groups: Sequence[Group], name: str | None) -> list[Group]:
 
 
 def find_reference(groups: Sequence[Group], name: str | None) -> Group:
-    """Return the group with this label or method (see `_named`). The default is Local if present, else the first group.
+    """Return the group with this label or method, see `_named`; by default Local, else FedAvg, else the first group.
 
     Raises:
         SettingsError: no group has this name, or several groups have this method.
     """
     if name is None:
-        return next((group for group in groups if group.method == "local"), groups[0])
+        return next((group for m in ("local", "fedavg") for group in groups if group.method == m), groups[0])
     if not (found := _named(groups, name)):
         raise SettingsError(f"--reference {name}: {nearest(name, [group.name for group in groups])}")
     if len(found) > 1:
@@ -236,7 +236,7 @@ def compare(
         groups: at least one.
         choice: the round that figures are taken from; None: `best_val` if all runs have validation data, else `last`.
         target: a mean to reach; None: the best that every run reaches, rounded to the worse by 0.01.
-        reference: label or method of the group to compare with; None: Local if present, else the first group.
+        reference: label or method of the group to compare with; None: see `find_reference`.
 
     Raises:
         SettingsError: a run has no such round, or the reference does not exist.
@@ -258,7 +258,8 @@ def compare(
         if ordered := [row.group for row in best_first(rows)]:
             against = family(ordered, ordered[0], values).differences
             alike = takewhile(lambda d: d.p_holm is None or d.p_holm >= ALPHA, against)
-            tied = (ordered[0].label, *(d.group.label for d in alike))
+            equal = next((labels for labels in same if ordered[0].label in labels), ())
+            tied = (ordered[0].label, *(d.group.label for d in alike if d.group.label not in equal))
     objections = tuple(check_comparable(groups))
     return Comparison(rows, choice, goal, target is not None, families, tied, same, objections)
 

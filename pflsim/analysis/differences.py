@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -31,6 +31,9 @@ Values = Mapping[int, "DataFrame"]
 @dataclass(frozen=True, slots=True)
 class Difference:
     """The primary metric of a group minus that of the reference, over pairs (client, seed) and over seeds.
+
+    If the clients are the same in every seed, each of them is one pair, with its mean over the seeds: its differences
+    in several seeds are not independent.
 
     Args:
         group: the group.
@@ -86,10 +89,22 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The differences of all other groups to a reference, which share one Holm correction."""
+    """The differences of all other groups to a reference, which share one Holm correction.
+
+    Args:
+        reference: the group that the others are compared with.
+        differences: of the others.
+        same_clients: whether the clients are the same in every seed, see `Difference`.
+    """
 
     reference: Group
     differences: tuple[Difference, ...] = ()
+    same_clients: bool = False
+
+    @property
+    def unit(self) -> str:
+        """What a pair is."""
+        return "clients" if self.same_clients else "pairs (client, seed)"
 
     @property
     def tests(self) -> int:
@@ -116,23 +131,37 @@ def family(groups: Sequence[Group], reference: Group, values: Mapping[str, Value
         values: of every group, by label.
     """
     primary, higher = reference.runs[0].primary, reference.runs[0].higher
-    found = []
+    found, same = [], same_clients(run for group in groups for run in group.runs)
     for group in (group for group in groups if group is not reference):
         seeds = client_differences(values[group.label], values[reference.label], primary)
-        pairs = np.concatenate([[], *seeds])
+        pairs = paired(seeds, same)
         above, below = int((pairs > 0).sum()), int((pairs < 0).sum())
         better, worse = (above, below) if higher else (below, above)
         mean, by_seed = float(pairs.mean()) if len(pairs) else None, tuple(float(each.mean()) for each in seeds)
         equal, p = len(pairs) - better - worse, wilcoxon(pairs)
         found.append(Difference(group, len(pairs), mean, by_seed, *interval(pairs), better, equal, worse, p))
     adjusted = iter(holm([d.p for d in found if d.p is not None]))
-    return Family(reference, tuple(replace(d, p_holm=None if d.p is None else next(adjusted)) for d in found))
+    return Family(reference, tuple(replace(d, p_holm=None if d.p is None else next(adjusted)) for d in found), same)
 
 
-def client_differences(ours: Values, theirs: Values, primary: str) -> list[np.ndarray]:
+def same_clients(runs: Iterable[Run]) -> bool:
+    """Return whether the clients of all seeds are the same: they have names, or the partition is fixed."""
+    return len({tuple(run.partition.get("names", ())) or run.partition_hash for run in runs}) == 1
+
+
+def paired(seeds: Sequence[Any], same: bool) -> np.ndarray:
+    """Return the differences of all seeds by pair; with the `same` clients in every seed, each client's mean."""
+    if same and len(seeds) > 1:
+        from pandas import concat
+
+        return concat(seeds).groupby(level=0).mean().to_numpy(float).round(12)
+    return np.concatenate([[], *(each.to_numpy(float) for each in seeds)])
+
+
+def client_differences(ours: Values, theirs: Values, primary: str) -> list[Any]:
     """Return the difference in the primary metric for every client of each seed that both have."""
-    found = [(ours[seed][primary] - theirs[seed][primary]).dropna() for seed in ours if seed in theirs]
-    return [each.to_numpy(float).round(12) for each in found if len(each)]  # 0.3 − 0.2 and 0.2 − 0.1 are equal
+    found: list[Any] = [(ours[seed][primary] - theirs[seed][primary]).dropna() for seed in ours if seed in theirs]
+    return [each.astype(float).round(12) for each in found if len(each)]  # 0.3 − 0.2 and 0.2 − 0.1 are equal
 
 
 def client_values(run: Run, choice: Choice) -> DataFrame:

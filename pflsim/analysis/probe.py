@@ -16,7 +16,7 @@ from pflsim.analysis.identity import identity
 from pflsim.analysis.runs import Run
 from pflsim.analysis.tables import title
 from pflsim.analysis.verdict import scale_of
-from pflsim.config.names import listed, program
+from pflsim.config.names import listed
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition, shard
 
@@ -79,8 +79,8 @@ class Answer:
 
     @property
     def ahead(self) -> list[str]:
-        """The approach with the best mean, and those that are not told apart from it."""
-        others = [APPROACHES[d.group.method] for d in self.between.differences if d.level == "not clear"]
+        """The approach with the best mean, and those that are not clearly behind it."""
+        others = [APPROACHES[d.group.method] for d in self.between.differences if d.level != "clear"]
         return [APPROACHES[self.between.reference.method], *others]
 
     @property
@@ -92,28 +92,35 @@ class Answer:
     @property
     def sentences(self) -> list[str]:
         """What the differences show, and for how many clients each method is worse than training alone."""
-        said, seeds = ", with no clear difference" * (len(self.ahead) > 1), len(self.whole.groups[0].runs)
-        said = [f"Ahead: {listed(self.ahead)}{said}."]
+        (first, *others), seeds, each = self.ahead, len(self.whole.groups[0].runs), self.whole.families[0]
+        behind = f"Best mean: {first}. Not clearly behind it: {listed(others)}."
+        said = [behind if others else f"Ahead: {first}."] + ["With one seed, no difference is clear."] * (seeds == 1)
         for d in self.between.differences:
-            said.append(f"{shown(self.between.reference)} is ahead of {shown(d.group)} by {self.gap(d)}: {d.level}.")
-        worse = [f"{shown(d.group)} for {d.worse / seeds:.3g}" for d in self.whole.differences]
-        clients = max(d.pairs for d in self.whole.differences) / seeds
-        return [*said, f"Worse than training alone, mean over seeds: {listed(worse)} of {clients:g} clients."]
+            ahead = f"is ahead of {shown(d.group)} by {self.gap(d)}: {d.level}"
+            said.append(f"{shown(self.between.reference)} {ahead if d.mean else f'equals {shown(d.group)}'}.")
+        for labels in self.whole.identical:
+            names = [shown(group) for group in self.whole.groups if group.label in labels]
+            said.append(f"Equal on every client: {listed(names)}.")
+        times, mean = (1, "") if each.same_clients else (seeds, ", mean over seeds" * (seeds > 1))
+        worse = [f"{shown(d.group)} for {d.worse / times:.3g}" for d in each.differences]
+        clients = max(d.pairs for d in each.differences) / times
+        return [*said, f"Worse than training alone{mean}: {listed(worse)} of {clients:g} clients."]
 
     def gap(self, d: Difference) -> str:
         """Return how far the first approach is ahead, with the interval over seeds, or over pairs with one seed."""
         scale, digits, unit = scale_of(self.whole.primary)
         ends = d.over_seeds if len(d.by_seed) > 1 else (d.low, d.high)
         gaps = [(-scale if self.whole.higher else scale) * (end or 0.0) for end in (d.mean, *ends)]
-        return f"{gaps[0]:.{digits}f}{unit} (95% interval {min(gaps):.{digits}f} to {max(gaps):.{digits}f})"
+        text = f"{gaps[0]:.{digits}f}{unit} (95% interval {min(gaps):.{digits}f} to {max(gaps):.{digits}f})"
+        return text.replace("-", "−")
 
-    def next(self, words: Sequence[str]) -> tuple[str, str]:
-        """Return what to try and the command, with the settings of the probe: `words`."""
-        first = next(name for name in NEXT if name in self.ahead)
+    def next(self) -> tuple[str, list[str]]:
+        """Return what to try, and the methods: those of the simplest approach that nothing is clearly ahead of."""
+        several = len(self.ahead) > 1 and len(self.whole.groups[0].runs) > 1
+        first = next(name for name in NEXT if name in self.ahead[: None if several else 1])
         methods, what = NEXT[first]
-        start = f"Start with the simplest of those ahead, {first}. " * (len(self.ahead) > 1)
-        command = f"{program()} tune method={methods} {' '.join(words)} --into tuned"
-        return f"{start}Compare it with methods {what}:", command
+        start = f"Start with the simplest of them, {first}. " * several
+        return f"{start}Compare it with methods {what}:", methods.split(",")
 
 
 def unlikeness(dataset: Dataset, partition: Partition, trace: Path) -> list[tuple[str, float, str]]:

@@ -57,7 +57,8 @@ class Table:
 
 def tables(comparison: Comparison) -> list[Table]:
     """Return the table of the groups and, if there are differences, the table of these for each reference."""
-    return [figures(comparison), *(paired(comparison, each) for each in comparison.families if each.differences)]
+    families = [] if comparison.objections else [each for each in comparison.families if each.differences]
+    return [figures(comparison), *(paired(comparison, each) for each in families)]
 
 
 def figures(comparison: Comparison) -> Table:
@@ -92,8 +93,9 @@ def figures(comparison: Comparison) -> Table:
 def paired(comparison: Comparison, family: Family) -> Table:
     """Return a table with one line per difference to a reference."""
     reference, several = family.reference.label, family.tests
-    p, intervals = "p (Holm)" if several > 1 else "p", ("95% interval,\nseeds", "95% interval,\npairs")
-    headers = ("method", "pairs", "difference", *intervals, "better", "equal", "worse", p, "evidence")
+    unit = "clients" if family.same_clients else "pairs"
+    p, intervals = "p (Holm)" if several > 1 else "p", ("95% interval,\nseeds", f"95% interval,\n{unit}")
+    headers = ("method", unit, "difference", *intervals, "better", "equal", "worse", p, "evidence")
     rows = []
     for d in family.differences:
         seeds, pairs = (
@@ -101,16 +103,18 @@ def paired(comparison: Comparison, family: Family) -> Table:
             for low, high in (d.over_seeds, (d.low, d.high))
         )
         p = NONE if d.p_holm is None else f"{d.p_holm:.3f}" if d.p_holm >= 0.0095 else f"{d.p_holm:.2g}"
-        counts, level = map(str, (d.better, d.equal, d.worse)), NONE if comparison.objections else d.level
-        rows.append((d.group.label, str(d.pairs), _signed(d.mean), seeds, pairs, *counts, p, level))
+        counts = map(str, (d.better, d.equal, d.worse))
+        rows.append((d.group.label, str(d.pairs), _signed(d.mean), seeds, pairs, *counts, p, d.level))
     about = f"Differences to {reference}, client by client"
     tested = f", Holm-corrected for {several} comparisons" if several > 1 else ""
     notes = (
-        f"difference: mean over pairs (client, seed) of the {comparison.primary} minus that of {reference}",
-        "95% interval, seeds: t interval of the mean differences of the seeds; pairs: bootstrap over pairs (BCa)",
-        f"p: Wilcoxon's signed-rank test over pairs{tested}",
+        f"difference: mean over {family.unit} of the {comparison.primary} minus that of {reference}",
+        f"95% interval, seeds: t interval of the mean differences of the seeds; {unit}: bootstrap over {unit} (BCa)",
+        f"p: Wilcoxon's signed-rank test over {unit}{tested}; 1 if its ranks point against the mean",
         "clear: both intervals exclude 0, and p < 0.05; on these clients only: not the interval over seeds",
-        "over pairs, the clients of a seed count as independent, which understates the variation between seeds",
+        "the same clients in every seed: each counts once, with its mean over the seeds"
+        if family.same_clients
+        else "over pairs, the clients of a seed count as independent, which understates the variation between seeds",
     )
     as_before = f"columns as in the differences to {comparison.reference.label}"
     return Table(about, headers, tuple(rows), notes if family is comparison.families[0] else (as_before,))

@@ -75,11 +75,11 @@ def sentences(
             apart = f"cannot be told apart from {tied[0]}, not even on these clients"
             said.append(f"Which method is best is open: {_are(tied[1:], '', '')}{apart}.")
     if few:
-        lowest = f"of {plural(family.tests, 'comparison')} is at least {family.least_p:.2g} over {pairs} pairs"
-        needed = f"{lowest} (client, seed), whatever the results; {family.pairs_needed} pairs are needed"
+        lowest = f"of {plural(family.tests, 'comparison')} is at least {family.least_p:.2g} over {pairs} {family.unit}"
+        needed = f"{lowest}, whatever the results; {family.pairs_needed} are needed"
         said.append(f"So few clients cannot show a clear difference: the corrected p-value {needed}.")
     if seeds == 1:
-        said.append("Another seed may turn the order round; a clear difference needs at least three seeds.")
+        said.append("Another seed may turn the order round: run at least three.")
     elif seeds == 2:
         said.append("The interval over two seeds is wide, 12.7 standard errors to each side; with three it is 4.3.")
     return said

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import shlex
+import shutil
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +15,7 @@ from pflsim.analysis.runs import Run, read_run
 from pflsim.commands.sweep import parallel_runs
 from pflsim.commands.tune import positive, side_by_side
 from pflsim.config.compose import composed, composing, config_folders, parse, to_settings
+from pflsim.config.names import program
 from pflsim.config.settings import Settings
 from pflsim.data.federate import load_federation
 from pflsim.errors import RunError, SettingsError
@@ -24,6 +29,8 @@ FACTORS = (0.1, 0.2, 0.5, 1, 2, 5)
 """Factors of `lr`, one for each trial."""
 LEAST_PAIRS = 7
 """Fewer pairs (client, seed) cannot show a difference: for six, Holm's p is at least 3 · 2 · 2⁻⁶ = 0.09."""
+LEAST_ROUNDS = 5
+"""With fewer rounds, methods hardly differ."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -75,18 +82,30 @@ def run_probe(folder: Path, options: Mapping[str, Any]) -> Answer:
         if folder.exists() and any(folder.iterdir()):
             raise SettingsError(f"{folder} is not empty; choose a new folder with --into DIR")
         asked = settings("first", "method=ditto")
-        if (pairs := asked.clients * seeds) < LEAST_PAIRS or asked.clients < 2:
-            raise SettingsError(f"{pairs} pairs (client, seed) show nothing; give {LEAST_PAIRS} by clients or --seeds")
         dataset, partition = load_federation(asked)
+        if partition.clients < 2:
+            raise SettingsError("there is one client; give at least two")
+        if (pairs := partition.clients * seeds) < LEAST_PAIRS:
+            raise SettingsError(f"{pairs} pairs (client, seed) show nothing; give {LEAST_PAIRS} by clients or --seeds")
+        if (dataset.y == dataset.y[0]).all():
+            raise SettingsError("all labels are equal")
+        given = partition.names or asked.names["partition"] == "explicit"
+        made = "" if given else ", which deals the examples to clients that are not in the data"
+        print(f"{partition.clients} clients by partition={asked.names['partition']}{made}", flush=True)
+        began = time.monotonic()
         first = finished({"first": "method=ditto rounds=2 trace.rounds=[1]"}).get("first")
         if first is None or first.at("best_val") is None:
             raise RunError("the first run failed, or no client has validation examples (split.validation)")
         runs = len(OPTIONS) * len(FACTORS) + len(APPROACHES) * (seeds - 1)
-        left = (60 * options["minutes"] - first.summary["seconds"]) * parallel_runs([asked] * runs) / runs
-        rounds = rounds_within(left, first, asked.rounds)
-        plan = f"Up to {runs} runs, rounds={rounds}" + f" in place of {asked.rounds}: --minutes" * (
-            rounds < asked.rounds
-        )
+        took, each = time.monotonic() - began, first.history[-1].total_seconds
+        share = runs / parallel_runs([asked] * runs)
+        rounds, needed = rounds_within(options["minutes"], took, each, share, asked.rounds)
+        if rounds < min(LEAST_ROUNDS, asked.rounds):
+            few = f"{runs} runs of {LEAST_ROUNDS} rounds take about {needed:.1f} minutes"
+            shutil.rmtree(folder)
+            raise SettingsError(f"--minutes {options['minutes']:g} is too short: {few}")
+        plan = f"Up to {runs} runs, rounds={rounds}"
+        plan += f" in place of {asked.rounds}: --minutes" * (rounds < asked.rounds)
         print(plan, flush=True)
         trials = {
             f"{method}-{n}": f"method={method} lr={asked.lr * factor:.3g} {own[n % len(own)]} rounds={rounds}"
@@ -105,21 +124,40 @@ def run_probe(folder: Path, options: Mapping[str, Any]) -> Answer:
     own = [reporting(m, run) for m, n in chosen.items() for name, run in found.items() if name.partition("-s")[0] == n]
     answer, out = Answer.of(own), folder / "probe.html"
     unlike = unlikeness(dataset, partition, folder / "first" / "trace" / "round_0001")
-    out.write_text(page(answer, unlike=unlike, plan=plan, trials=trials, chosen=chosen, words=words), "utf-8")
+    advice, names = answer.next()
+    where = [*words, *(f"--config-dir={each}" for each in options["config_dir"])]
+    with composing(folders):
+        names = [name for name in names if _fits(settings("next", f"method={name}"))]
+    command = f"{program()} tune {shlex.join(['method=' + ','.join(names), *where, '--into', 'tuned'])}"
+    repeat = f"{program()} probe {shlex.join([*where, f'--seeds={seeds}'])}"
+    content = {"advice": advice, "command": command, "again": repeat, "plan": plan, "trials": trials, "chosen": chosen}
+    out.write_text(page(answer, unlike=unlike, **content), "utf-8")
     print(f"Does personalisation pay? {answer.pays}.", *answer.sentences, "How unlike the clients are:", sep="\n")
     lines = [f"{what}: {value:.2f} ({scale})" for what, value, scale in unlike]
-    print(*lines, *answer.next(words), f"written: {out}", sep="\n", flush=True)
+    minutes = (time.monotonic() - began) / 60
+    print(*lines, advice, command, f"written: {out}, after {minutes:.1f} minutes", sep="\n", flush=True)
     return answer
 
 
-def rounds_within(seconds: float, first: Run, rounds: int) -> int:
-    """Return how many rounds a run may have to take so many seconds, at least 1.
+def _fits(settings: Settings) -> bool:
+    """Return whether a method can run on the data with the model."""
+    try:
+        importlib.import_module("lightning_modules.prepare").prepare(settings)
+    except SettingsError:
+        return False
+    return True
+
+
+def rounds_within(minutes: float, took: float, each: float, share: float, most: int) -> tuple[int, float]:
+    """Return how many rounds runs may have to end within some minutes, and how long `LEAST_ROUNDS` take, in minutes.
 
     Args:
-        seconds: of a run.
-        first: a run of Ditto with two rounds; other methods' rounds take no longer.
-        rounds: the most.
+        minutes: of all runs, with the first.
+        took: seconds of the first run, which had two rounds.
+        each: seconds of a round of Ditto; other methods' rounds take no longer.
+        share: the number of runs one after the other.
+        most: the largest number of rounds.
     """
-    each = first.history[-1].total_seconds
-    start = max(0.0, first.summary["seconds"] - 2 * each)
-    return max(1, int(min(rounds, (seconds - start) / each)))
+    start = max(0.0, took - 2 * each)
+    rounds = ((60 * minutes - took) / share - start) / each
+    return max(0, int(min(most, rounds))), (took + share * (start + LEAST_ROUNDS * each)) / 60

@@ -188,6 +188,21 @@ def test_only_pairs_of_the_same_client_count(tmp_path: Path) -> None:
     assert (difference.low, difference.high, difference.p) == (None, None, 1.0)
 
 
+def test_clients_that_are_the_same_in_every_seed_count_once(tmp_path: Path) -> None:
+    """Otherwise 12 pairs of 4 clients would show a difference that more clients need not have."""
+    effects, runs = [3, -1, 2, 2], []
+    for seed in range(3):
+        for method, extra in (("local", [0] * 4), ("ditto", effects)):
+            right = [(500 + 50 * effect + seed * (method == "ditto"), 1000) for effect in extra]
+            runs.append(made(tmp_path / f"{method}-{seed}", [right], method=method, seed=seed, digest="f" * 64))
+    comparison = compare(group_runs(runs))
+    (difference,) = comparison.differences
+    values = np.array(effects) * 0.05 + 0.001
+    assert comparison.families[0].same_clients and difference.mean == pytest.approx(values.mean())
+    assert (difference.pairs, difference.better, difference.worse, difference.level) == (4, 3, 1, "not clear")
+    assert difference.p == pytest.approx(stats.wilcoxon(values).pvalue)
+
+
 def test_nothing_differs(tmp_path: Path) -> None:
     runs = [made(tmp_path / method, [[(5, 10), (6, 7)]], method=method) for method in ("local", "fedavg")]
     (difference,) = compare(group_runs(runs)).differences

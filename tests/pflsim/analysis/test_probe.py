@@ -64,9 +64,11 @@ def test_differences_and_the_clients_that_lose(tmp_path: Path) -> None:
         "FedAvg (together) for 8, FedAvg+fine-tuning (personal) for" in text
         and f"Ditto (personal) for {lose:g}" in text
     )
-    html = page(found, unlike=[("labels", 0.5, "a < b")], chosen={}, trials={}, plan="", words=["data=<x>"])
+    html = page(
+        found, unlike=[("labels", 0.5, "a < b")], chosen={}, trials={}, again="data=<x>", command=found.next()[1]
+    )
     assert "Does personalisation pay here? Yes." in html and "a &lt; b" in html and "data=&lt;x&gt;" in html
-    assert "light-dark(#ba5909, #ff964f)" in html and "tune method=ifca" in html
+    assert "light-dark(#ba5909, #ff964f)" in html and "ifca" in html
 
 
 def test_label_distance() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +11,10 @@ from pflsim import cli
 from pflsim.commands import probe
 
 
-@pytest.mark.parametrize(("seconds", "rounds"), [(float("inf"), 20), (11, 20), (6, 10), (0.1, 1)])
+@pytest.mark.parametrize(("seconds", "rounds"), [(float("inf"), 20), (112, 20), (62, 10), (0.1, 0)])
 def test_rounds_that_fit_into_a_time(seconds: float, rounds: int) -> None:
-    """Of a run that starts in 1 s and takes 0.5 s for a round."""
-    run: Any = SimpleNamespace(history=[SimpleNamespace(total_seconds=0.5)], summary={"seconds": 2.0})
-    assert probe.rounds_within(seconds, run, 20) == rounds
+    """Of ten runs one after the other, which start in 1 s and take 0.5 s for a round, after a first one of 2 s."""
+    assert probe.rounds_within(seconds / 60, 2, 0.5, 10, 20) == (rounds, pytest.approx(37 / 60))
 
 
 @pytest.mark.parametrize(
@@ -26,6 +23,7 @@ def test_rounds_that_fit_into_a_time(seconds: float, rounds: int) -> None:
         ((), "give data=NAME"),
         (("data=digits", "method=fedavg"), "leave out method"),
         (("data=digits", "clients=2"), "6 pairs (client, seed) show nothing"),
+        (("data=digits", "clients=1", "--seeds", "8"), "one client"),
         (("data=table", "data.path=none.csv", "data.label=y", "data.client=c"), "none.csv"),
     ],
 )
