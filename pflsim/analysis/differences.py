@@ -154,7 +154,8 @@ def paired(seeds: Sequence[Any], same: bool) -> np.ndarray:
     if same and len(seeds) > 1:
         from pandas import concat
 
-        return concat(seeds).groupby(level=0).mean().to_numpy(float).round(12)
+        means: Any = concat(seeds).groupby(level=0).mean()
+        return means.to_numpy(float).round(12)
     return np.concatenate([[], *(each.to_numpy(float) for each in seeds)])
 
 
