@@ -79,36 +79,10 @@ def list_methods(app: Sphinx, page: str, source: list[str]) -> None:
         source[0] += "\n".join(["\n:::{toctree}", ":hidden:", "", *names, ":::"])
 
 
-SCRIPT = re.compile(
-    r"(?<=[^\W\d_]|[\u0300-\u036f∇Σ)\]])([_^])"
-    r"(\{[^}]*\}|\([^)]*\)|(?:[A-Za-z0-9α-ω]{1,3}|(?<![A-Za-z]{2}_)[a-z]{4,8})(?:,[a-z0-9])*(?![A-Za-z0-9α-ω_]))"
-)
-"""A subscript or superscript in the Unicode formulas of methods/: w_i, θ^t, Σ_{k∈G}, e^(−x)."""
-
-
-def scripted(text: str) -> list[nodes.Node]:
-    """Return a text with its subscripts and superscripts as nodes."""
-    plain, *rest = SCRIPT.split(text)
-    found: list[nodes.Node] = [nodes.Text(plain)]
-    for mark, body, after in zip(rest[::3], rest[1::3], rest[2::3], strict=True):
-        inner = scripted(body.strip("{}") if body[0] != "(" else body[1:-1])
-        found += [(nodes.subscript if mark == "_" else nodes.superscript)("", "", *inner), nodes.Text(after)]
-    return found
-
-
-def script_formulas(app: Sphinx, doctree: nodes.document) -> None:
-    """Set the subscripts and superscripts of methods' pages."""
-    if app.env.docname.startswith("methods/"):
-        for text in list(doctree.findall(nodes.Text)):
-            if not isinstance(text.parent, nodes.FixedTextElement | nodes.literal | nodes.math | nodes.raw):
-                text.parent.replace(text, scripted(str(text)))
-
-
 def setup(app: Sphinx) -> None:
     """Write formulas as MathML, which browsers show without scripts or a network."""
     app.connect("autodoc-process-docstring", read_docstring)
     app.connect("source-read", list_methods)
-    app.connect("doctree-read", script_formulas)
 
     def inline(translator, node: nodes.math) -> None:
         translator.body.append(convert(node.astext()))
