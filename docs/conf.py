@@ -79,17 +79,23 @@ def list_methods(app: Sphinx, page: str, source: list[str]) -> None:
         source[0] += "\n".join(["\n:::{toctree}", ":hidden:", "", *names, ":::"])
 
 
+def mathml(tex: str, display: str) -> str:
+    """Return a formula in MathML, its norm bars as high as the letters and its primes upright."""
+    written = convert(tex, display=display).replace("<mi>&#x02032;</mi>", "<mo>&#x02032;</mo>")
+    return written.replace("<mo>&#x02016;</mo>", '<mo stretchy="false">&#x02016;</mo>')
+
+
 def setup(app: Sphinx) -> None:
     """Write formulas as MathML, which browsers show without scripts or a network."""
     app.connect("autodoc-process-docstring", read_docstring)
     app.connect("source-read", list_methods)
 
     def inline(translator, node: nodes.math) -> None:
-        translator.body.append(convert(node.astext()))
+        translator.body.append(mathml(node.astext(), "inline"))
         raise nodes.SkipNode
 
     def display(translator, node: nodes.math_block) -> None:
-        translator.body.append(f'<div class="math">{convert(node.astext(), display="block")}</div>')
+        translator.body.append(f'<div class="math">{mathml(node.astext(), "block")}</div>')
         raise nodes.SkipNode
 
     app.add_html_math_renderer("mathml", (inline, None), (display, None))
