@@ -30,7 +30,7 @@ GENERATED = HERE / "generated"
 GENERATED.mkdir(exist_ok=True)
 for notebook in (ROOT / "examples").glob("*.ipynb"):
     shutil.copy2(notebook, GENERATED)
-sys.argv[0], os.environ["COLUMNS"] = "pflsim", "100"  # what the help calls the program, and its width
+sys.argv[0], os.environ["COLUMNS"] = "pflsim", "90"  # what the help calls the program, and its width
 for command in ("", *ANALYSIS):
     with redirect_stdout(StringIO()) as said, suppress(SystemExit):
         main([*command.split(), "--help"])
