@@ -10,12 +10,15 @@ import tomllib
 from contextlib import redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
+from textwrap import fill
+from typing import Any
 
 from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.application import Sphinx
 from sphinx.ext.napoleon.docstring import GoogleDocstring
 
+from pflsim.analysis.identity import identity
 from pflsim.cli import ANALYSIS, main
 
 HERE = Path(__file__).parent
@@ -24,6 +27,12 @@ ROOT = HERE.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 project, release = PROJECT["name"], PROJECT["version"]
 author = copyright = PROJECT["authors"][0]["name"]
+
+
+def second_column(line: str) -> int:
+    """Return where the second column of a line of help begins, or its text if it has one column."""
+    return len((re.match(r"\s*\S+( \S+)*\s{2,}|\s*", line) or [""])[0])
+
 
 # Sphinx reads below docs/ only. The help of every command is on docs/command-line.rst.
 GENERATED = HERE / "generated"
@@ -34,7 +43,8 @@ sys.argv[0], os.environ["COLUMNS"] = "pflsim", "90"  # what the help calls the p
 for command in ("", *ANALYSIS):
     with redirect_stdout(StringIO()) as said, suppress(SystemExit):
         main([*command.split(), "--help"])
-    (GENERATED / f"{command or 'pflsim'}.txt").write_text(said.getvalue(), encoding="utf-8")
+    lines = [fill(line, 96, subsequent_indent=" " * second_column(line)) for line in said.getvalue().splitlines()]
+    (GENERATED / f"{command or 'pflsim'}.txt").write_text("\n".join(lines), encoding="utf-8")
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx_copybutton"]
 exclude_patterns = ["_build"]
@@ -55,7 +65,13 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_math_renderer = "mathml"
 pygments_style, pygments_dark_style = "friendly", "monokai"
-html_theme_options = {
+html_theme_options: dict[str, object] = {
+    "light_css_variables": {"color-brand-primary": "#1d5bb8", "color-brand-content": "#1d5bb8"},  # the report's colours
+    "dark_css_variables": {
+        "color-brand-primary": "#7fb0ff",
+        "color-brand-content": "#7fb0ff",
+        "color-background-primary": "#15171b",
+    },
     "source_repository": PROJECT["urls"]["Homepage"],
     "source_branch": "main",
     "source_directory": "docs/",
@@ -79,6 +95,23 @@ def list_methods(app: Sphinx, page: str, source: list[str]) -> None:
         source[0] += "\n".join(["\n:::{toctree}", ":hidden:", "", *names, ":::"])
 
 
+MARKS = (ROOT / "pflsim/analysis/report/templates/marks.html").read_text(encoding="utf-8")
+
+
+def mark_methods(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
+    """Put the mark of each method, in its colour, before its name on methods/index and on its own page."""
+
+    def marked(found: re.Match[str]) -> str:
+        who = identity(found["name"] or Path(page).name)
+        mark = f'<svg viewBox="-7 -7 14 14" aria-hidden="true"><use href="#k-{who.mark}"/></svg>'
+        own = f' class="method" style="--light: {who.light}; --dark: {who.dark}">'
+        return found[0].replace(">", own, 1) + mark
+
+    if page.startswith("methods/"):
+        names = r'<td><p>(?=<a [^>]*href="(?P<name>\w+)\.html">)' if page == "methods/index" else "<h1>(?P<name>)"
+        context["body"] = MARKS + re.sub(names, marked, context["body"])
+
+
 def mathml(tex: str, display: str) -> str:
     """Return a formula in MathML, its norm bars as high as the letters and its primes upright."""
     written = convert(tex, display=display).replace("<mi>&#x02032;</mi>", "<mo>&#x02032;</mo>")
@@ -89,6 +122,7 @@ def setup(app: Sphinx) -> None:
     """Write formulas as MathML, which browsers show without scripts or a network."""
     app.connect("autodoc-process-docstring", read_docstring)
     app.connect("source-read", list_methods)
+    app.connect("html-page-context", mark_methods)
 
     def inline(translator, node: nodes.math) -> None:
         translator.body.append(mathml(node.astext(), "inline"))

@@ -174,7 +174,7 @@ def test_every_method_has_a_page() -> None:
 
 
 def test_the_tables_of_methods() -> None:
-    """A table for each family, with its name, the model that each method's class reports, and a paper for all but Local."""
+    """A table for each family, named as in the report, with the model that each method reports, and a paper."""
     sections = OVERVIEW.read_text(encoding="utf-8").split("\n## ")[1:]
     tables = [{re.findall(r"`([^`]+)`", cells[0])[0]: cells[2:] for cells in rows(text, "method")} for text in sections]
     families: dict[str, set[str]] = {}
