@@ -64,7 +64,7 @@ html_title = "pflsim"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_math_renderer = "mathml"
-pygments_style, pygments_dark_style = "friendly", "monokai"
+pygments_style, pygments_dark_style = "friendly", "github-dark"
 html_theme_options: dict[str, object] = {
     "light_css_variables": {"color-brand-primary": "#1d5bb8", "color-brand-content": "#1d5bb8"},  # the report's colours
     "dark_css_variables": {
@@ -109,13 +109,15 @@ def mark_methods(app: Sphinx, page: str, template: str, context: dict[str, Any],
 
     if page.startswith("methods/"):
         names = r'<td><p>(?=<a [^>]*href="(?P<name>\w+)\.html">)' if page == "methods/index" else "<h1>(?P<name>)"
-        context["body"] = MARKS + re.sub(names, marked, context["body"])
+        body = re.sub(r"(/|::)(?=[^<>]*</span></code>)", r"\1<wbr>", context["body"])  # where paths of code may break
+        context["body"] = MARKS + re.sub(names, marked, body)
 
 
 def mathml(tex: str, display: str) -> str:
-    """Return a formula in MathML, its norm bars as high as the letters and its primes upright."""
+    """Return a formula in MathML, with upright primes, bars as high as the letters, and a space after functions."""
     written = convert(tex, display=display).replace("<mi>&#x02032;</mi>", "<mo>&#x02032;</mo>")
-    return written.replace("<mo>&#x02016;</mo>", '<mo stretchy="false">&#x02016;</mo>')
+    written = re.sub("<mo>(&#x02016;|&#x0007C;)", r'<mo stretchy="false" lspace="0" rspace="0">\1', written)
+    return re.sub("<mi>(log|cos|arccos)</mi>", r'<mo lspace="0.17em" rspace="0.17em">\1</mo>', written)
 
 
 def setup(app: Sphinx) -> None:
