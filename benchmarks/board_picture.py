@@ -12,17 +12,17 @@ from pflsim.analysis.drawings import CONTEXT, GREY, GRID, mark_of
 from pflsim.analysis.identity import identity
 from pflsim.analysis.paper_style import Style, new_figure, template
 
-STYLE = Style(10, 10, 11, 10)
+STYLE = Style(10, 10, 11, 10, "DejaVu Sans")
 TITLES = {
-    "fashion-mnist-two-classes": "two classes each",
-    "fashion-mnist-dirichlet": "unequal classes",
-    "mnist-permuted-labels": "permuted labels",
-    "mnist-rotation": "rotated images",
+    "fashion-mnist-two-classes": "Fashion-MNIST,\ntwo classes",
+    "fashion-mnist-dirichlet": "Fashion-MNIST,\nDirichlet 0.1",
+    "mnist-permuted-labels": "MNIST,\npermuted labels",
+    "mnist-rotation": "MNIST,\nrotations",
 }
 
 
 def main() -> None:
-    """Draw a panel for each benchmark, the method with the best mean over them first."""
+    """Draw a panel for each benchmark, the method with the best mean over them first, and Local as a line at 0."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.board_picture")
     parser.add_argument("benchmarks", nargs="+", choices=BENCHMARKS)
     parser.add_argument("--out", type=Path, required=True)
@@ -33,16 +33,18 @@ def main() -> None:
         for name in given.benchmarks
     }
     methods = set.intersection(*(set(own) for own in found.values()))
-    order = sorted(methods, key=lambda method: -fmean(own[method].mean or 0.0 for own in found.values()))
+    means = {method: fmean(own[method].mean or 0.0 for own in found.values()) for method in methods} | {"local": 0.0}
+    order = sorted(means, key=lambda method: -means[method])
     with template(STYLE):
-        figure = new_figure(STYLE, STYLE.page, 1.0 + 0.34 * len(order))
+        figure = new_figure(STYLE, STYLE.page, 1.2 + 0.34 * len(order))
         panels = figure.subplots(1, len(found), sharex=True, sharey=True, squeeze=False)[0]
         for axes, (name, own) in zip(panels, found.items(), strict=True):
             axes.set_title(TITLES.get(name, name), loc="left")
             axes.axvline(0, color=CONTEXT, linewidth=1, zorder=1)
+            axes.plot(0, order.index("local"), **mark_of(identity("local"), "clear", 8))
             axes.grid(axis="x", color=GRID)
-            for y, method in enumerate(order):
-                d, who = own[method], identity(method)
+            for method in methods:
+                y, d, who = order.index(method), own[method], identity(method)
                 colour = GREY if d.level == "not clear" else who.light
                 low, high = d.over_seeds
                 if low is not None and high is not None:
@@ -51,7 +53,10 @@ def main() -> None:
                 axes.plot(100 * (d.mean or 0.0), y, **mark_of(who, d.level, 8))
         panels[0].set_yticks(range(len(order)), [identity(method).display for method in order])
         panels[0].set_ylim(len(order) - 0.4, -0.6)
-        figure.supxlabel("difference to training alone, percentage points (line: 95% over seeds)", fontsize=10)
+        figure.supxlabel(
+            "difference to Local (training alone), percentage points; line: 95% over seeds",
+            fontsize=10,
+        )
         figure.savefig(given.out, dpi=130)
     print(f"written: {given.out}")
 

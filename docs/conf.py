@@ -10,6 +10,7 @@ import tomllib
 from contextlib import redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from docutils import nodes
@@ -17,6 +18,7 @@ from latex2mathml.converter import convert
 from sphinx.application import Sphinx
 from sphinx.ext.napoleon.docstring import GoogleDocstring
 
+from pflsim.analysis.identity import identity
 from pflsim.cli import ANALYSIS, main
 
 HERE = Path(__file__).parent
@@ -26,16 +28,23 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 project, release = PROJECT["name"], PROJECT["version"]
 author = copyright = PROJECT["authors"][0]["name"]
 
+
+def second_column(line: str) -> int:
+    """Return where the second column of a line of help begins, or its text if it has one column."""
+    return len((re.match(r"\s*\S+( \S+)*\s{2,}|\s*", line) or [""])[0])
+
+
 # Sphinx reads below docs/ only. The help of every command is on docs/command-line.rst.
 GENERATED = HERE / "generated"
 GENERATED.mkdir(exist_ok=True)
 for notebook in (ROOT / "examples").glob("*.ipynb"):
     shutil.copy2(notebook, GENERATED)
-sys.argv[0], os.environ["COLUMNS"] = "pflsim", "100"  # what the help calls the program, and its width
+sys.argv[0], os.environ["COLUMNS"] = "pflsim", "90"  # what the help calls the program, and its width
 for command in ("", *ANALYSIS):
     with redirect_stdout(StringIO()) as said, suppress(SystemExit):
         main([*command.split(), "--help"])
-    (GENERATED / f"{command or 'pflsim'}.txt").write_text(said.getvalue(), encoding="utf-8")
+    lines = [fill(line, 96, subsequent_indent=" " * second_column(line)) for line in said.getvalue().splitlines()]
+    (GENERATED / f"{command or 'pflsim'}.txt").write_text("\n".join(lines), encoding="utf-8")
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx_copybutton"]
 exclude_patterns = ["_build"]
@@ -55,8 +64,14 @@ html_title = "pflsim"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_math_renderer = "mathml"
-pygments_style, pygments_dark_style = "friendly", "monokai"
-html_theme_options = {
+pygments_style, pygments_dark_style = "friendly", "github-dark"
+html_theme_options: dict[str, object] = {
+    "light_css_variables": {"color-brand-primary": "#1d5bb8", "color-brand-content": "#1d5bb8"},  # the report's colours
+    "dark_css_variables": {
+        "color-brand-primary": "#7fb0ff",
+        "color-brand-content": "#7fb0ff",
+        "color-background-primary": "#15171b",
+    },
     "source_repository": PROJECT["urls"]["Homepage"],
     "source_branch": "main",
     "source_directory": "docs/",
@@ -93,29 +108,29 @@ def name_families(app: Sphinx, page: str, template: str, context: dict[str, Any]
         context["furo_navigation_tree"] = re.sub(item, rf'<li class="caption">{title}</li>\1', tree)
 
 
-SCRIPT = re.compile(
-    r"(?<=[^\W\d_]|[\u0300-\u036f∇Σ)\]])([_^])"
-    r"(\{[^}]*\}|\([^)]*\)|(?:[A-Za-z0-9α-ω]{1,3}|(?<![A-Za-z]{2}_)[a-z]{4,8})(?:,[a-z0-9])*(?![A-Za-z0-9α-ω_]))"
-)
-"""A subscript or superscript in the Unicode formulas of methods/: w_i, θ^t, Σ_{k∈G}, e^(−x)."""
+MARKS = (ROOT / "pflsim/analysis/report/templates/marks.html").read_text(encoding="utf-8")
 
 
-def scripted(text: str) -> list[nodes.Node]:
-    """Return a text with its subscripts and superscripts as nodes."""
-    plain, *rest = SCRIPT.split(text)
-    found: list[nodes.Node] = [nodes.Text(plain)]
-    for mark, body, after in zip(rest[::3], rest[1::3], rest[2::3], strict=True):
-        inner = scripted(body.strip("{}") if body[0] != "(" else body[1:-1])
-        found += [(nodes.subscript if mark == "_" else nodes.superscript)("", "", *inner), nodes.Text(after)]
-    return found
+def mark_methods(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
+    """Put the mark of each method, in its colour, before its name on methods/index and on its own page."""
+
+    def marked(found: re.Match[str]) -> str:
+        who = identity(found["name"] or Path(page).name)
+        mark = f'<svg viewBox="-7 -7 14 14" aria-hidden="true"><use href="#k-{who.mark}"/></svg>'
+        own = f' class="method" style="--light: {who.light}; --dark: {who.dark}">'
+        return found[0].replace(">", own, 1) + mark
+
+    if page.startswith("methods/"):
+        names = r'<td><p>(?=<a [^>]*href="(?P<name>\w+)\.html">)' if page == "methods/index" else "<h1>(?P<name>)"
+        body = re.sub(r"(/|::)(?=[^<>]*</span></code>)", r"\1<wbr>", context["body"])  # where paths of code may break
+        context["body"] = MARKS + re.sub(names, marked, body)
 
 
-def script_formulas(app: Sphinx, doctree: nodes.document) -> None:
-    """Set the subscripts and superscripts of methods' pages."""
-    if app.env.docname.startswith("methods/"):
-        for text in list(doctree.findall(nodes.Text)):
-            if not isinstance(text.parent, nodes.FixedTextElement | nodes.literal | nodes.math | nodes.raw):
-                text.parent.replace(text, scripted(str(text)))
+def mathml(tex: str, display: str) -> str:
+    """Return a formula in MathML, with upright primes, bars as high as the letters, and a space after functions."""
+    written = convert(tex, display=display).replace("<mi>&#x02032;</mi>", "<mo>&#x02032;</mo>")
+    written = re.sub("<mo>(&#x02016;|&#x0007C;)", r'<mo stretchy="false" lspace="0" rspace="0">\1', written)
+    return re.sub("<mi>(log|cos|arccos)</mi>", r'<mo lspace="0.17em" rspace="0.17em">\1</mo>', written)
 
 
 def setup(app: Sphinx) -> None:
@@ -123,14 +138,14 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", read_docstring)
     app.connect("source-read", list_methods)
     app.connect("html-page-context", name_families, priority=900)  # after the theme
-    app.connect("doctree-read", script_formulas)
+    app.connect("html-page-context", mark_methods)
 
     def inline(translator, node: nodes.math) -> None:
-        translator.body.append(convert(node.astext()))
+        translator.body.append(mathml(node.astext(), "inline"))
         raise nodes.SkipNode
 
     def display(translator, node: nodes.math_block) -> None:
-        translator.body.append(f'<div class="math">{convert(node.astext(), display="block")}</div>')
+        translator.body.append(f'<div class="math">{mathml(node.astext(), "block")}</div>')
         raise nodes.SkipNode
 
     app.add_html_math_renderer("mathml", (inline, None), (display, None))

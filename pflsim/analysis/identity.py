@@ -10,6 +10,17 @@ from importlib.resources import files
 
 MARKS = ("circle", "square", "diamond", "up", "down", "left", "right", "pentagon", "hexagon", "star", "plus", "cross")
 DASHES = ("solid", "dash", "dot", "dashdot")
+FAMILIES = {
+    "reference": "References",
+    "fusion": "Mixtures per client",
+    "split": "Shared and private parts",
+    "proximal": "Personal models near a global one",
+    "prototype": "Class prototypes",
+    "cluster": "Clusters of clients",
+    "global": "One global model",
+    "own": "Other methods",
+}
+"""The families' names for readers, in the order of pages."""
 OWN = (("#384800", "#dcea92"), ("#596a18", "#aebe68"), ("#80903e", "#839340"))
 """Colours, on light and on dark pages, of methods that `identity.csv` does not list."""
 
@@ -21,7 +32,7 @@ class Identity:
     Args:
         name: the method's name in the settings.
         display: its name for readers.
-        family: methods of one hue: reference, global, fusion, prototype, proximal, split, cluster, or own.
+        family: a key of `FAMILIES`; its methods have one hue.
         light, dark: colour on a light and on a dark page, #rrggbb.
         mark: shape of its points. No two listed methods have the same colour and mark.
         dash: line style where several methods share one axis.

@@ -11,12 +11,16 @@ if TYPE_CHECKING:
 
 
 class Style(NamedTuple):
-    """A template: widths of a column and of the page's text in inches, and sizes of labels and of ticks in points."""
+    """A template: widths of a column and of the page's text in inches, sizes of labels and of ticks in points, font.
+
+    STIX, which matplotlib carries, resembles the templates' Times.
+    """
 
     column: float
     page: float
     labels: float
     ticks: float
+    font: str = "STIXGeneral"
 
 
 STYLES = {
@@ -29,16 +33,13 @@ STYLES = {
 
 @contextmanager
 def template(style: Style) -> Iterator[None]:
-    """Give matplotlib the fonts and sizes of a template, whatever the calling program has set.
-
-    STIX, which matplotlib carries, resembles the templates' Times.
-    """
+    """Give matplotlib the fonts and sizes of a template, whatever the calling program has set."""
     from matplotlib import style as styles
 
     texts = {"axes.titlesize": style.labels, "xtick.labelsize": style.ticks, "ytick.labelsize": style.ticks}
     lines = {"axes.linewidth": 0.6, "xtick.major.width": 0.6, "xtick.major.size": 2.5, "ytick.major.size": 0}
     colours = dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), "#5b626e") | {"ytick.labelcolor": "black"}
-    fonts = {"font.family": "STIXGeneral", "font.size": style.labels, "pdf.fonttype": 42}  # 42: TrueType, not Type 3
+    fonts = {"font.family": style.font, "font.size": style.labels, "pdf.fonttype": 42}  # 42: TrueType, not Type 3
     spines = {"axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False}
     with styles.context(["default", {**texts, **lines, **colours, **fonts, **spines}]):
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ import tabulate as tabulate_module
 from rich.console import Console
 from tabulate import LATEX_ESCAPE_RULES, tabulate
 
-from pflsim.analysis.comparison import Comparison, Row, Spread
+from pflsim.analysis.comparison import Comparison, Row, Spread, best_first
 from pflsim.analysis.differences import Family
 from pflsim.analysis.forest import as_text, forest
 from pflsim.analysis.runs import incomplete, run_settings
@@ -62,8 +63,10 @@ def tables(comparison: Comparison) -> list[Table]:
 
 
 def figures(comparison: Comparison) -> Table:
-    """Return a table with one line per group."""
+    """Return a table with one line per group, the best first if they can be compared."""
     rows, target = comparison.rows, comparison.target
+    if not comparison.objections:
+        rows = [*best_first(rows), *(row for row in rows if "mean" not in row.figures)]
     unit, scale = byte_unit(max(row.figures["bytes_total"].mean for row in rows))
     columns = {"method": [row.group.label for row in rows]}
     columns[MODEL] = [f"{row.scope.model}, {row.scope.phase}" for row in rows]
@@ -91,13 +94,13 @@ def figures(comparison: Comparison) -> Table:
 
 
 def paired(comparison: Comparison, family: Family) -> Table:
-    """Return a table with one line per difference to a reference."""
+    """Return a table with one line per difference to a reference, the best first."""
     reference, several = family.reference.label, family.tests
     unit = "clients" if family.same_clients else "pairs"
     p, intervals = "p (Holm)" if several > 1 else "p", ("95% interval,\nseeds", f"95% interval,\n{unit}")
     headers = ("method", unit, "difference", *intervals, "better", "equal", "worse", p, "evidence")
-    rows = []
-    for d in family.differences:
+    rows, better = [], 1 if comparison.higher else -1
+    for d in sorted(family.differences, key=lambda d: math.inf if d.mean is None else -better * d.mean):
         seeds, pairs = (
             NONE if low is None or high is None else f"[{_signed(low)}, {_signed(high)}]"
             for low, high in (d.over_seeds, (d.low, d.high))
@@ -277,7 +280,7 @@ def render(comparisons: Sequence[Comparison], kind: Format, terminal: Console | 
     Args:
         comparisons: what to write.
         kind: the format; text begins with a forest plot.
-        terminal: decides the width and the colours of text; None: 80 columns without colours.
+        terminal: decides the width and the colours of text; a file or None: whole tables, without colours.
     """
     if kind == "csv":
         return as_csv([record for comparison in comparisons for record in records(comparison)])
@@ -285,7 +288,8 @@ def render(comparisons: Sequence[Comparison], kind: Format, terminal: Console | 
     if kind == "text":
         plots = [forest_text(comparison, screen) for comparison in comparisons]
         made = [[replace(first, plot=plot), *rest] for plot, (first, *rest) in zip(plots, made, strict=True)]
-    return "\n\n\n".join(drawn(each, kind, screen.width) for each in (*made, overview(comparisons)) if each)
+    width = screen.width if screen.is_terminal else math.inf
+    return "\n\n\n".join(drawn(each, kind, width) for each in (*made, overview(comparisons)) if each)
 
 
 def forest_text(comparison: Comparison, terminal: Console) -> str:
@@ -315,15 +319,34 @@ def overview(comparisons: Sequence[Comparison]) -> list[Table]:
     return [Table("Differences on each benchmark", headers, tuple(rows), tuple(notes), text)]
 
 
-def drawn(made: Sequence[Table], kind: Format, width: int = WIDTH) -> str:
-    """Return tables below each other; the sentences above a table of text have at most `width` columns."""
-    formats = {"text": lambda table: _text(table, min(width, WIDTH)), "markdown": _markdown, "latex": _latex}
+def drawn(made: Sequence[Table], kind: Format, width: float = math.inf) -> str:
+    """Return tables below each other; text has at most `width` columns, and its sentences at most `WIDTH`."""
+    formats = {"text": lambda table: _text(table, width), "markdown": _markdown, "latex": _latex}
     return "\n\n".join(map(formats[kind], made))
 
 
-def _text(table: Table, width: int) -> str:
-    above = [line for part in (table.plot, fill(table.text, width)) if part for line in (part, "")]
-    return "\n".join([table.title, "", *above, _grid(table, "simple"), "", *table.notes])
+def _text(table: Table, width: float) -> str:
+    columns = int(min(width, WIDTH))
+    title, text, *notes = (
+        fill(line, columns, subsequent_indent="  " * (n > 1), break_long_words=False, break_on_hyphens=False)
+        for n, line in enumerate((table.title, table.text, *table.notes))
+    )
+    above = [line for part in (table.plot, text) if part for line in (part, "")]
+    below = [line for part in _parts(table, width) for line in (_grid(part, "simple"), "")]
+    return "\n".join([title, "", *above, *below, *notes])
+
+
+def _parts(table: Table, width: float) -> Iterator[Table]:
+    """Yield the table in parts of at most `width` columns of text, each with the table's first column."""
+    columns = [*zip(table.headers, *table.rows, strict=True)]
+    sizes = [max(len(line) for cell in column for line in cell.split("\n")) for column in columns]
+    part = [0]
+    for n in range(1, len(columns) + 1):
+        if n == len(columns) or (part[1:] and sum(sizes[k] + 2 for k in (*part, n)) > width + 2):
+            headers, *rows = zip(*(columns[k] for k in part), strict=True)
+            yield replace(table, headers=headers, rows=tuple(rows))
+            part = [0]
+        part.append(n)
 
 
 def _markdown(table: Table) -> str:

@@ -91,6 +91,9 @@ class SweepTable:
         parts = [1.0 if end else self._part(number) for number, end in enumerate(ended)]
         elapsed, share = time.monotonic() - self._begun, sum(parts) / len(parts)
         items = [f"{sum(ended)} of {plural(len(ended), 'run')} done", f"{format_seconds(elapsed)} elapsed"]
+        chosen = {status.by_validation for status in self._statuses.values() if status.best is not None}
+        if len(chosen) == 1:
+            items.append("best: by validation" if chosen.pop() else "best: on test data (oracle)")
         if 0 < share < 1:
             items.append(f"{format_seconds(elapsed * (1 - share) / share)} left")
         return Group(table, *(Text(line, style="dim") for line in flowed(items, self._terminal.width)))

@@ -14,7 +14,7 @@ import pflsim.analysis.report.facts as facts
 import pflsim.analysis.report.structure as structure
 from pflsim.analysis.comparison import STATS, Comparison, Spread, compare, compare_sets, row
 from pflsim.analysis.groups import Group, check_evaluation
-from pflsim.analysis.identity import identity
+from pflsim.analysis.identity import FAMILIES, identity
 from pflsim.analysis.report.axes import axis
 from pflsim.analysis.report.forest import Benchmark, overall, varying
 from pflsim.analysis.report.grid import MAX_GROUPS, grid_of
@@ -116,6 +116,7 @@ def _render(benchmarks: Sequence[Benchmark], out: Sequence[tuple[str, str]], cou
     env.filters["yaml"] = partial(safe_dump, sort_keys=False, allow_unicode=True)
     env.globals |= {"charts": charts, "facts": facts, "structure": structure, "answer": answer, "scale": scale_of}
     env.globals |= {"WHEN": WHEN, "CHOSEN": CHOSEN, "STATS": STATS, "evaluated": who_is_evaluated, "row_of": row}
+    env.globals["FAMILIES"] = FAMILIES
     env.globals |= {"who_is": identity, "m": lambda one: f"m{who.index(one)}", "untrained": untrained, "axis": axis}
     names = varying(comparisons)
     values: dict[str, Any] = {

@@ -47,13 +47,14 @@ def test_rows_fit_the_terminal(width: int, headers: str) -> None:
             if state != "running":
                 table.ended(number, failed=state == "failed")
         found = lines(table, width)
-    assert max(map(len, found)) <= width and len(found) == len(NAMES) + 2
+    assert max(map(len, found)) <= width and len(found) == len(NAMES) + (3 if width == 60 else 2)
     assert all(header in found[0] for header in headers.split())
     for name, line in zip(NAMES, found[1:], strict=False):
         assert line.startswith(name[:10])
     assert "done" in found[1] and "failed" in found[2] and "2m31s" in found[3] and "waiting" in found[4]
     assert "37/100" in found[3] and "0.930" in found[3] and "0.610" in found[3]
-    assert ("▁" in found[3]) == (width >= 80) and found[-1].startswith("2 of 12 runs done")
+    assert ("▁" in found[3]) == (width >= 80) and found[len(NAMES) + 1].startswith("2 of 12 runs done")
+    assert "best: by validation" in found[len(NAMES) + 1]
 
 
 def test_many_runs_show_those_around_the_current_one() -> None:
