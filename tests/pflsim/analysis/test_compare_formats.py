@@ -58,8 +58,8 @@ def test_text_fits_the_terminal(comparison: Comparison, width: int) -> None:
     screen = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
     written = render([comparison], "text", screen)
     assert max(map(len, written.splitlines())) <= width
-    rows = [line for line in written.splitlines() if line.startswith(("local  ", "fedavg  "))]
-    assert [row.split()[0] for row in rows[:4]] == ["fedavg", "local", "fedavg", "local"]
+    rows = [line for line in written.splitlines() if line.startswith(("Local  ", "FedAvg  "))]
+    assert [row.split()[0] for row in rows[:4]] == ["FedAvg", "Local", "FedAvg", "Local"]
     assert all(cell in written for table in tables(comparison) for row in table.rows for cell in row)
 
 
