@@ -224,6 +224,17 @@ def test_print_is_light_and_has_no_controls(browser: Browser, report: str) -> No
         assert not seen.page.locator("nav").is_visible() and not seen.page.locator(".theme").is_visible()
 
 
+def test_print_on_a4_cuts_nothing(browser: Browser, report: str) -> None:
+    """All columns are on the page, and tables that are folded on a screen have their headings."""
+    with opened(browser, report, width=718) as seen:
+        seen.page.emulate_media(media="print")
+        beyond = "found => found.filter(x => x.getBoundingClientRect().right > innerWidth + 1).map(x => x.outerHTML)"
+        assert seen.page.eval_on_selector_all("table, td, th, p, figure", beyond) == []
+        assert seen.page.locator("summary", has_text="More figures").is_visible()
+        assert seen.page.locator("[aria-label='More figures'] td").first.is_visible()
+        assert seen.page.locator(".forest td.plot").first.bounding_box()["width"] >= 150  # type: ignore[index]
+
+
 def test_light_and_dark(browser: Browser, report: str) -> None:
     schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
     for scheme in schemes:

@@ -15,6 +15,7 @@ from pflsim.analysis.comparison import Comparison, both_ways
 from pflsim.analysis.groups import Group
 from pflsim.analysis.runs import Run
 from pflsim.analysis.tables import title
+from pflsim.analysis.verdict import in_text
 from pflsim.records.heatmaps import drawing
 from pflsim.records.history import RoundMetrics
 from pflsim.terminal.formats import byte_unit
@@ -80,7 +81,7 @@ def draw(comparison: Comparison, path: Path, against: Against) -> None:
     curves, x_label = curves_of(comparison.groups, against, of_test())
     band = f"; {BAND}" if any(len(group.runs) > 1 for group in comparison.groups) else ""
     with drawing():
-        figure = draw_curves(curves, x_label, f"test {comparison.primary}", (6.0, 4.0))
+        figure = draw_curves(curves, x_label, f"test {in_text(comparison.primary)}", (6.0, 4.0))
         figure.set_layout_engine("none")  # `bbox_inches` makes room for the legend
         figure.axes[0].set_title("\n".join(textwrap.wrap(title(comparison) + band, 64)), fontsize="medium")
         figure.axes[0].legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small", frameon=False)

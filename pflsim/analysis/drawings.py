@@ -16,6 +16,7 @@ from pflsim.analysis.groups import Group
 from pflsim.analysis.identity import MARKS, Identity, identity
 from pflsim.analysis.paper_style import Style, new_figure
 from pflsim.analysis.tables import Table, title
+from pflsim.analysis.verdict import in_text, rounded
 from pflsim.terminal.formats import format_bytes
 
 if TYPE_CHECKING:
@@ -41,15 +42,17 @@ def draw_forest(comparison: Comparison, style: Style) -> Drawn:
     beside = {"va": "center_baseline", "transform": axes.get_yaxis_transform()}
     for y, row in enumerate(plot.rows):
         colour, mean = GREY if row.level == "not clear" else row.identity.light, row.mean
-        axes.text(1.02, y, f"{row.value:.3f}", **beside)
-        if row.level is None:
+        axes.text(1.02, y, rounded(row.value), **beside)
+        if row.identity.family == "reference":
             axes.axhspan(y - 0.5, y + 0.5, color=GRID, linewidth=0, zorder=0)
         if mean is None:
             continue
         first, last = mean if row.low is None else row.low, mean if row.high is None else row.high
-        axes.plot(np.clip([first, last], low, high), [y, y], color=colour, linewidth=1.3, alpha=0.7)
+        line = {"color": colour, "linewidth": 1.3, "alpha": 0.7, "solid_capstyle": "butt"}  # a cap may cross 0
+        axes.plot(np.clip([first, last], low, high), [y, y], **line)
         for beyond, edge, arrow in ((first < low, low, "<"), (last > high, high, ">")):
-            axes.plot([edge] * beyond, [y] * beyond, arrow, color=colour, markersize=3, clip_on=False)
+            if beyond:
+                axes.plot(edge, y, arrow, color=colour, markersize=3, clip_on=False)
         if low <= mean <= high:
             seeds = [x for x in row.by_seed if low <= x <= high]
             axes.plot(seeds, [y] * len(seeds), "|", color=colour, markersize=4.5, markeredgewidth=0.8)
@@ -57,7 +60,7 @@ def draw_forest(comparison: Comparison, style: Style) -> Drawn:
         else:
             edge, move, side = (low, 5, "left") if mean < low else (high, -5, "right")
             _text(axes, plot.signed(mean), (edge, y), (move, 0), side)
-    metric = plot.metric.replace("_", " ")
+    metric = in_text(plot.metric)
     axes.text(1.02, -0.9, metric, color=CONTEXT, **beside)
     axes.axvline(0, color=CONTEXT, linewidth=0.8, zorder=1)
     axes.set(xlim=plot.limits, ylim=(len(plot.rows) - 0.4, -0.6), axisbelow=True)
@@ -67,7 +70,7 @@ def draw_forest(comparison: Comparison, style: Style) -> Drawn:
     found = []
     for row in plot.rows:
         ends = [plot.signed(x) for x in (row.mean, row.low, row.high)] if row.level else [""] * 3
-        found.append((row.name, f"{row.value:.3f}", f"{row.worst:.3f}", *ends, row.level or "reference"))
+        found.append((row.name, rounded(row.value), rounded(row.worst), *ends, row.level or "reference"))
     unit = ", in percentage points" * bool(plot.unit)
     headers = ("method", metric, "worst decile", "difference", "from", "to", "evidence")
     notes = (f"difference to {plot.reference}{unit}", "from, to: 95% t interval over seeds")
@@ -102,7 +105,7 @@ def _panels(comparison: Comparison, style: Style, rows: Sequence[Row], x_label: 
     for axes in found[len(rows) :]:
         axes.set_axis_off()
     figure.supxlabel(x_label, fontsize=style.labels)
-    figure.supylabel(f"test {comparison.primary}", fontsize=style.labels)
+    figure.supylabel(f"test {in_text(comparison.primary)}", fontsize=style.labels)
     return figure, found[: len(rows)]
 
 
@@ -124,7 +127,7 @@ def draw_curves(comparison: Comparison, style: Style) -> Drawn:
 
     if len(rows) <= ONE_AXIS:
         figure = new_figure(style, style.column, min(style.column * 0.7, HEIGHT))
-        axes = figure.add_subplot(xlabel="round", ylabel=f"test {comparison.primary}", axisbelow=True)
+        axes = figure.add_subplot(xlabel="round", ylabel=f"test {in_text(comparison.primary)}", axisbelow=True)
         for row in rows:
             draw(axes, row, LINES[identity(row.group.method).dash])
         axes.grid(axis="y", color=GRID)
@@ -203,7 +206,7 @@ def _values(comparison: Comparison, group: Group) -> Any:
 
 
 def draw_cost(comparison: Comparison, style: Style) -> Drawn:
-    """Draw the primary metric by the bytes of the whole run; the frontier is in colour."""
+    """Draw the primary metric by the bytes of the whole run; marks off the frontier are small."""
     from matplotlib.ticker import EngFormatter
 
     worth, rows = frontier(comparison), best_first(comparison.rows)
@@ -216,36 +219,41 @@ def draw_cost(comparison: Comparison, style: Style) -> Drawn:
     steps = np.array([at[row.group.label] for row in worth])
     axes.step(*steps.T, where="post", color=CONTEXT, linewidth=0.8)
     for row in rows:
-        level: Level = "clear" if row in worth else "not clear"
-        axes.plot(*at[row.group.label], **mark_of(identity(row.group.method), level, 5))
+        axes.plot(*at[row.group.label], **mark_of(identity(row.group.method), "clear", 5 if row in worth else 3.5))
     axes.grid(axis="y", color=GRID)
-    axes.set(xlabel="bytes in both directions, all clients, whole run", ylabel=f"test {comparison.primary}")
+    axes.set(xlabel="bytes in both directions, all clients, whole run", ylabel=f"test {in_text(comparison.primary)}")
     ends = [size for size in sizes.values() if size] or [1.0]
     round_numbers = [digit * 10.0**power for power in range(16) for digit in (1, 2, 5)]
-    ticks = [tick for tick in round_numbers if min(ends) <= tick <= max(ends)] or [float(f"{ends[0]:.3g}")]
+    above = [tick for tick in round_numbers if tick >= min(ends)]
+    ticks = above[: max(2, sum(tick <= max(ends) for tick in above))]
     without = [none] * (not all(sizes.values()))
     axes.set_xticks([*without, *ticks], [*(["none"] * len(without)), *map(EngFormatter("B"), ticks)])
     axes.minorticks_off()
     figure.draw_without_rendering()  # sets the scale of the axes, which the names need
-    _names_with_room(axes, [(row.group, at[row.group.label], row in worth) for row in [*worth, *rows]], style.ticks)
+    _names_with_room(
+        axes, [(row.group, at[row.group.label], row in worth) for row in [*worth, *rows]], style.ticks, steps
+    )
     table = []
     for row in sorted(rows, key=lambda row: sizes[row.group.label]):
         size, mean = format_bytes(sizes[row.group.label]), f"{row.figures['mean'].mean:.3f}"
         table.append((row.group.label, size, mean, "yes" * (row in worth)))
-    headers = ("method", "bytes", comparison.primary.replace("_", " "), "frontier")
+    headers = ("method", "bytes", in_text(comparison.primary), "frontier")
     clearly = "clearly " * any(len(group.runs) > 1 for group in comparison.groups)
     line = f"frontier: each {clearly}better than the one with fewer bytes before it"
     notes = ("bytes: both directions, all clients, whole run", line)
     return figure, Table(title(comparison), headers, tuple(table), notes)
 
 
-def _names_with_room(axes: Axes, points: Sequence[tuple[Group, tuple[float, float], bool]], size: float) -> None:
-    """Write names beside points where they cover neither points nor names.
+def _names_with_room(
+    axes: Axes, points: Sequence[tuple[Group, tuple[float, float], bool]], size: float, steps: np.ndarray
+) -> None:
+    """Write names beside points where they cover neither points nor names nor the line.
 
     Args:
         axes: of the points.
         points: group, place, and whether the name is in colour; the first have the choice.
         size: of the font.
+        steps: the corners of the line, [corners, 2], where it goes up; it goes on to the edge.
     """
     from matplotlib.patheffects import withStroke
     from matplotlib.transforms import Bbox
@@ -253,9 +261,12 @@ def _names_with_room(axes: Axes, points: Sequence[tuple[Group, tuple[float, floa
     halo = withStroke(linewidth=2, foreground="white")
     dot, places, named = axes.figure.dpi / 72, [axes.transData.transform(at) for _, at, _ in points], set[str]()
     taken = [Bbox.from_bounds(x - 3 * dot, y - 3 * dot, 6 * dot, 6 * dot) for x, y in places]
+    corners = axes.transData.transform(steps)
+    for (x, y), (end, up) in zip(corners, [*corners[1:], corners[-1]], strict=True):
+        taken += [Bbox([[x, y - dot], [end, y + dot]]), Bbox([[end - dot, min(y, up)], [end + dot, max(y, up)]])]
     for (group, at, coloured), (x, y) in zip(points, places, strict=True):
         name = group.label
-        wide, high = 0.55 * size * dot * len(name), size * dot
+        wide, high = size * dot * sum(0.75 if letter.isupper() else 0.52 for letter in name), size * dot
         for side, right, up in (("left", 5, 0), ("right", -5, 0), ("center", 0, 8), ("center", 0, -8)):
             left = x + right * dot - wide * {"left": 0, "center": 0.5, "right": 1}[side]
             box = Bbox.from_bounds(left, y + up * dot - high / 2, wide, high)

@@ -10,8 +10,8 @@ from rich.text import Text
 from pflsim.analysis.comparison import Comparison, best_first
 from pflsim.analysis.differences import Level
 from pflsim.analysis.identity import Identity, identity
-from pflsim.analysis.verdict import scale_of
-from pflsim.terminal.formats import NONE, flowed
+from pflsim.analysis.verdict import rounded, scale_of, signed
+from pflsim.terminal.formats import flowed
 
 CUT = 4
 """The axis leaves out methods that are worse by this multiple of what the better half of the methods needs."""
@@ -71,9 +71,8 @@ class Forest:
     unit: str
 
     def signed(self, value: float | None) -> str:
-        """Return a difference as text, with one decimal for points and three without a unit."""
-        text = NONE if value is None else f"{value:+.{1 if self.unit else 3}f}".replace("-", "−")
-        return text[1:] if text.strip("+−0.") == "" else text
+        """Return a difference as text, with one decimal for points."""
+        return signed(value, 1 if self.unit else None)
 
 
 def forest(comparison: Comparison) -> Forest | None:
@@ -133,7 +132,9 @@ def as_text(plot: Forest, width: int, page: str = "dark") -> Text:
         page: "dark" or "light", the terminal's background.
     """
     heads = ("points" if plot.unit else "diff.", "worst", "mean")
-    cells = [(plot.signed(row.mean) if row.level else "", f"{row.worst:.2f}", f"{row.value:.3f}") for row in plot.rows]
+    cells = [
+        (plot.signed(row.mean) if row.level else "", rounded(row.worst, 2), rounded(row.value)) for row in plot.rows
+    ]
     wide = [1 + max(map(len, column)) for column in zip(heads, *cells, strict=True)]
     names = min(max(12, *(len(row.name) for row in plot.rows)), width // 3)
     columns = max(width - names - 1 - sum(wide), 16)

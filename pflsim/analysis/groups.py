@@ -24,7 +24,7 @@ class Group:
 
     Args:
         label: the method's name for readers (`Identity.display`) and the settings in which the groups differ, as
-            `FedRep lr=0.1`; unique among the groups.
+            `FedRep lr=0.1`, without `method.`; unique among the groups.
         method: the method's name in the settings.
         settings: the settings in the label, by dotted key. If groups use different components, the component's name is
             listed (`model: mlp`); its own settings are listed only if several groups use this component.
@@ -74,7 +74,7 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
     distinct = len({*names.values()}) == len(names)
     for key, members in found.values():
         own = {name: value for name, value in key.items() if name != "method" and distinguishes(name, key, keys)}
-        label = _with_settings(names[key["method"]] if distinct else key["method"], own)
+        label = _with_settings(names[key["method"]] if distinct else key["method"], own).replace(" method.", " ")
         groups.append(Group(label, key["method"], own, *_one_per_seed(label, members)))
     return groups
 

@@ -15,7 +15,7 @@ from pflsim.analysis.groups import Group, group_runs
 from pflsim.analysis.identity import identity
 from pflsim.analysis.runs import Run
 from pflsim.analysis.tables import title
-from pflsim.analysis.verdict import scale_of
+from pflsim.analysis.verdict import scale_of, signed
 from pflsim.config.names import listed
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition, shard
@@ -111,8 +111,8 @@ class Answer:
         scale, digits, unit = scale_of(self.whole.primary)
         ends = d.over_seeds if len(d.by_seed) > 1 else (d.low, d.high)
         gaps = [(-scale if self.whole.higher else scale) * (end or 0.0) for end in (d.mean, *ends)]
-        text = f"{gaps[0]:.{digits}f}{unit} (95% interval {min(gaps):.{digits}f} to {max(gaps):.{digits}f})"
-        return text.replace("-", "−")
+        mean, low, high = (signed(gap, digits).removeprefix("+") for gap in (gaps[0], min(gaps), max(gaps)))
+        return f"{mean}{unit} (95% interval {low} to {high})"
 
     def next(self) -> tuple[str, list[str]]:
         """Return what to try, and the methods: those of the simplest approach that nothing is clearly ahead of."""

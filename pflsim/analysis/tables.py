@@ -22,7 +22,7 @@ from pflsim.analysis.comparison import Comparison, Row, Spread, best_first
 from pflsim.analysis.differences import Family
 from pflsim.analysis.forest import as_text, forest
 from pflsim.analysis.runs import incomplete, run_settings
-from pflsim.analysis.verdict import over_benchmarks
+from pflsim.analysis.verdict import in_text, over_benchmarks, rounded
 from pflsim.config.names import listed, written
 from pflsim.errors import SettingsError
 from pflsim.records.summary import who_is_evaluated
@@ -77,13 +77,13 @@ def figures(comparison: Comparison) -> Table:
     def add(header: str, name: str, decimals: int | None = None, scale: float = 1, std: bool = True) -> None:
         columns[header] = [_spread(row.figures.get(name), decimals, scale, std) for row in rows]
 
-    add(comparison.primary.replace("_", "\n"), "mean", 3)
+    add(in_text(comparison.primary).replace(" ", "\n"), "mean", 3)
     add("weighted\nmean", "weighted_mean", 3, std=False)
     if any(row.figures["undefined"].mean for row in rows if "undefined" in row.figures):
         add("undefined\nclients", "undefined", 1)
     add("worst\ndecile", "worst_decile", 3)
     for name in comparison.metrics:
-        add(name.replace("_", "\n"), name, 3)
+        add(in_text(name).replace(" ", "\n"), name, 3)
     add(f"{unit} until\nround", "bytes_until_round", None, scale, std=False)
     add(f"{unit}\nin all", "bytes_total", None, scale, std=False)
     if target is not None:
@@ -111,7 +111,7 @@ def paired(comparison: Comparison, family: Family) -> Table:
     about = f"Differences to {reference}, client by client"
     tested = f", Holm-corrected for {several} comparisons" if several > 1 else ""
     notes = (
-        f"difference: mean over {family.unit} of the {comparison.primary} minus that of {reference}",
+        f"difference: mean over {family.unit} of the {in_text(comparison.primary)} minus that of {reference}",
         f"95% interval, seeds: t interval of the mean differences of the seeds; {unit}: bootstrap over {unit} (BCa)",
         f"p: Wilcoxon's signed-rank test over {unit}{tested}; 1 if its ranks point against the mean",
         "clear: both intervals exclude 0, and p < 0.05; on these clients only: not the interval over seeds",
@@ -212,7 +212,7 @@ def title(comparison: Comparison) -> str:
     data, partition, clients, model, rounds = (values.pop() if len(values) == 1 else None for values in found)
     seeds = {group.seeds for group in comparison.groups}
     own = seeds.pop() if len(seeds) == 1 else ()
-    measured = f"Test {comparison.primary}" + (f" on {data}" if data else "")
+    measured = f"Test {in_text(comparison.primary)}" + (f" on {data}" if data else "")
     what = [measured, partition, clients and plural(clients, "client"), model]
     how = [rounds and plural(rounds, "round"), own and f"seed{'s' if len(own) > 1 else ''} {numbers(own)}"]
     return "; ".join(filter(None, (", ".join(filter(None, words)) for words in (what, how))))
@@ -225,7 +225,7 @@ def notes(comparison: Comparison) -> Iterator[str]:
     on = {run.summary["accuracy_of"]["clients"] for run in runs}
     clients = who_is_evaluated(on.pop()) if len(on) == 1 else "the evaluated clients"
     clients += ", without newcomers" if any(run.summary.get("newcomers") for run in runs) else ""
-    primary, worst = comparison.primary, "lowest" if comparison.higher else "highest"
+    primary, worst = in_text(comparison.primary), "lowest" if comparison.higher else "highest"
     yield f"{primary}: mean test {primary} over {clients}{spread}"
     yield "weighted mean: weighted by the clients' test examples"
     yield f"worst decile: mean {primary} of the 10% of clients with the {worst} {primary}"
@@ -264,7 +264,7 @@ def untrained(comparison: Comparison) -> Iterator[str]:
         if any(never):
             what = f"clients that have not taken part up to that round: {span(sorted(never))}"
             mean = Spread(tuple(others)).mean
-            yield f"{row.group.label}: {what}; without them, the {comparison.primary} is {mean:.3f}"
+            yield f"{row.group.label}: {what}; without them, the {in_text(comparison.primary)} is {rounded(mean)}"
 
 
 def numbers(values: Sequence[int]) -> str:

@@ -2,19 +2,49 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from pflsim.analysis.differences import ALPHA, Family, Level
 from pflsim.config.names import listed
-from pflsim.terminal.formats import plural
+from pflsim.terminal.formats import NONE, plural
 
+ACRONYMS = {"auroc", "ece", "mae", "nll", "rmse"}
 MAX_NAMES = 4
 """Longer lists of methods are replaced by their number."""
 
 
-def scale_of(metric: str) -> tuple[int, int, str]:
-    """Return how differences in a metric are written: the factor, the decimals, and the unit."""
-    return (100, 1, " points") if "accuracy" in metric else (1, 3, "")
+def in_text(metric: str) -> str:
+    """Return a metric's name as it is written in text: `worst decile`, `RMSE`."""
+    return metric.upper() if metric in ACRONYMS else metric.replace("_", " ")
+
+
+def scale_of(metric: str) -> tuple[int, int | None, str]:
+    """Return how differences in a metric are written: the factor, the decimals, and the unit.
+
+    Without a unit, the decimals are None: they depend on the size (`decimals_of`).
+    """
+    return (100, 1, " points") if "accuracy" in metric else (1, None, "")
+
+
+def decimals_of(value: float, most: int = 3) -> int:
+    """Return the decimals that write a number with `most` + 1 digits, at most `most`: 3 of 0.446, 1 of 230.4."""
+    whole = math.floor(math.log10(abs(value))) if value and math.isfinite(value) else 0
+    return min(max(most - max(whole, 0), 0), most)
+
+
+def rounded(value: float, most: int = 3) -> str:
+    """Return a value of a metric as text (`decimals_of`)."""
+    return f"{value:.{decimals_of(value, most)}f}"
+
+
+def signed(value: float | None, decimals: int | None = None) -> str:
+    """Return a difference with its sign and a true minus, with a digit more where it would read as 0."""
+    if value is None:
+        return NONE
+    first = decimals_of(value) if decimals is None else decimals
+    texts = [f"{value:+.{n}f}".replace("-", "−") for n in range(first, first + 3)]
+    return next((text for text in texts if text.strip("+−0.")), texts[0][1:])
 
 
 def sentences(
@@ -36,10 +66,10 @@ def sentences(
     if not found or reference not in means:
         return []
     above, highest = ("above", "highest") if higher else ("below", "lowest")
-    scale, decimals, unit = scale_of(metric)
+    (scale, decimals, unit), name = scale_of(metric), in_text(metric)
 
     def size(difference: float) -> str:
-        return f"{scale * abs(difference):.{decimals}f}"
+        return signed(scale * abs(difference), decimals).removeprefix("+")
 
     def those(level: Level, better: bool) -> dict[str, str]:
         own = {d.group.label: m for d, m in found if d.level == level and (m > 0) == (higher == better)}
@@ -49,20 +79,19 @@ def sentences(
     few, mean, said = family.least_p >= ALPHA, next(iter(means.values())), list[str]()
     if seeds == 1 or few:
         top = [label for label, value in means.items() if value == mean]
-        gap = f", {size(mean - means[reference])}{unit} {above} {reference} ({means[reference]:.3f})"
-        lead = f"{_are(top, 'has', 'have')} the {highest} {metric}: {mean:.3f}{gap * (reference not in top)}."
+        gap = f", {size(mean - means[reference])}{unit} {above} {reference} ({rounded(means[reference])})"
+        lead = f"{_are(top, 'has', 'have')} the {highest} {name}: {rounded(mean)}{gap * (reference not in top)}."
         said.append("With one seed, " * (seeds == 1) + lead)
     else:
-        up, down, alone = those("clear", True), those("clear", False), family.reference.method == "local"
-        other = f"training alone ({reference}, " if alone else f"{reference} ("
-        first, than = next(iter(up), ""), f"clearly better than {other}{means[reference]:.3f})"
+        up, down = those("clear", True), those("clear", False)
+        first, than = next(iter(up), ""), f"clearly better than {reference} ({rounded(means[reference])})"
         if len(up) > 1:
             each = [f"{label} by {gap}{unit * (label == first)}" for label, gap in up.items()]
             what = listed(each) if len(up) <= MAX_NAMES else f"{first} most, {up[first]}{unit} {above}"
             said.append(f"{len(up)} of {len(found)} methods are {than}: {what}.")
         elif up:
             only = "Only " * (len(found) > 1)
-            said.append(f"{only}{first} is {than}: {means[first]:.3f}, {up[first]}{unit} {above}.")
+            said.append(f"{only}{first} is {than}: {rounded(means[first])}, {up[first]}{unit} {above}.")
         else:
             said.append(f"No method is {than}.")
         if down:
@@ -86,24 +115,30 @@ def sentences(
 
 
 def over_benchmarks(families: Sequence[tuple[Family, bool]]) -> str:
-    """Return what is clear in several benchmarks together, and what cannot be told apart in any of them.
+    """Return what is clear in several benchmarks together, and what is so in none of them.
 
     Args:
         families: of each benchmark, the differences to its reference, and whether a higher value is better.
     """
-    found: dict[str, list[int]] = {}  # 1: clearly better, −1: clearly worse, in each benchmark that has the method
+    base, found = _references([family for family, _ in families]), dict[str, list[tuple[str, bool]]]()
     for family, higher in families:
         for d in family.differences:
-            sign = 0 if d.level != "clear" or d.mean is None else 1 if (d.mean > 0) == higher else -1
-            found.setdefault(d.group.label, []).append(sign)
-    everywhere = [label for label, own in found.items() if own.count(1) == len(families)]
-    some = [label for label, own in found.items() if 1 in own and -1 not in own and label not in everywhere]
-    both = [label for label, own in found.items() if {1, -1} <= {*own}]
-    none = [label for label, own in found.items() if not any(own)]
-    said = f"{_are(everywhere) if everywhere else 'No method is'} clearly better than the reference in all benchmarks"
-    said += f"; clearly better in some, clearly worse in none: {listed(some)}" * bool(some)
-    said += f"; clearly better in some, clearly worse in others: {listed(both)}" * bool(both)
-    return said + f"; not told apart from the reference in any: {listed(none)}" * bool(none) + "."
+            found.setdefault(d.group.label, []).append((d.level, d.mean is not None and (d.mean > 0) == higher))
+    up, down, kinds = ("clear", True), ("clear", False), dict[str, list[str]]()
+    for label, own in found.items():
+        kind = (
+            "best" if own.count(up) == len(families)
+            else "clearly better in some, clearly worse in others" if {up, down} <= {*own}
+            else "clearly better in some, clearly worse in none" if up in own
+            else "" if down in own
+            else f"different from {base} on these clients only" if "on these clients only" in dict(own)
+            else "not clear in any"
+        )  # fmt: skip
+        kinds.setdefault(kind, []).append(label)
+    best = kinds.pop("best", [])
+    said = [f"{kind}: {listed(labels)}" for kind, labels in sorted(kinds.items()) if kind]
+    lead = f"{_are(best) if best else 'No method is'} clearly better than {base} in all benchmarks"
+    return "; ".join([lead, *said]) + "."
 
 
 def winners(families: Sequence[tuple[str, Family, bool]]) -> str:
@@ -112,13 +147,16 @@ def winners(families: Sequence[tuple[str, Family, bool]]) -> str:
     Args:
         families: of each benchmark, its name, the differences to its reference, and whether a higher value is better.
     """
-    found, counts = [family for _, family, _ in families], []
+    counts = []
     for name, family, higher in families:
         up = [d for d in family.differences if d.level == "clear" and d.mean is not None and (d.mean > 0) == higher]
         counts.append(f"{len(up) or 'none'} of {plural(len(family.differences), 'method')} with {name}")
-    references = {family.reference.label for family in found}
-    than = f"than {references.pop()}" if len(references) == 1 else "than their reference"
-    return f"Clearly better {than}: {listed(counts)}."
+    return f"Clearly better than {_references([family for _, family, _ in families])}: {listed(counts)}."
+
+
+def _references(families: Sequence[Family]) -> str:
+    labels = {family.reference.label for family in families}
+    return labels.pop() if len(labels) == 1 else "their reference"
 
 
 def _are(labels: Iterable[str], one: str = "is", several: str = "are") -> str:

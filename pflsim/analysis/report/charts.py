@@ -29,8 +29,8 @@ class Gains:
 
     Args:
         y: the axis.
-        table: [pairs, groups] by seed and client.
-        columns: the same in the order of the reference, the weakest first; means of neighbours if there are many.
+        table: [pairs, groups] by seed and client, in the order of the reference, the weakest first.
+        columns: the same; means of neighbours if there are many.
     """
 
     y: Axis
@@ -48,7 +48,7 @@ def gains(benchmark: Benchmark) -> Gains | None:
     ordered = table.sort_values(comparison.reference.label, ascending=comparison.higher, kind="stable")
     parts = np.array_split(np.arange(len(table)), min(len(table), MAX_COLUMNS))
     columns = pd.DataFrame([ordered.iloc[part].mean() for part in parts])
-    return Gains(axis(columns.to_numpy().ravel().tolist(), benchmark.least, 3), table, columns)
+    return Gains(axis(columns.to_numpy().ravel().tolist(), benchmark.least, 3), ordered, columns)
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,9 @@ def curves(benchmark: Benchmark) -> Curves:
         if rounds:
             points[group.label] = rounds, values.mean(0).tolist(), values.min(0).tolist(), values.max(0).tolist()
     every = [number for rounds, *_ in points.values() for number in rounds] or [1]
-    means = [value for _, own, *_ in points.values() for value in own]
+    values = [value for _, _, low, high in points.values() for value in (*low, *high)]
     x = Axis(min(every), max(*every, min(every) + 1), ())
-    return Curves(x, axis(means, benchmark.least, 3), points)
+    return Curves(x, axis(values, benchmark.least, 3), points)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,9 @@ from dataclasses import asdict
 from typing import Any
 
 from pflsim.analysis.groups import Group
+from pflsim.analysis.identity import identity
 from pflsim.analysis.runs import Run, run_settings
+from pflsim.analysis.tables import numbers
 from pflsim.config.components import COMPONENTS
 from pflsim.config.names import started_as, written
 from pflsim.config.settings import Settings, dotted
@@ -77,6 +79,13 @@ def command_line(arguments: Sequence[str]) -> str:
         return ""
     first = started_as(arguments[0]) or f"python {shlex.quote(arguments[0])}"
     return " ".join([first, *map(shlex.quote, arguments[1:])])
+
+
+def warnings(runs: Iterable[Run]) -> list[str]:
+    """Return the different warnings of runs, each with the method and the seeds that have it."""
+    each = ((run, text.removeprefix(f"{run.method} ")) for run in runs for text in run.summary.get("warnings", ()))
+    found = grouped(((identity(run.method).display, text), run.seed) for run, text in each)
+    return [f"{who}, seed{'s' * (len(s) > 1)} {numbers(sorted({*s}))}: {text}" for (who, text), s in found.items()]
 
 
 def incidents(runs: Iterable[Run]) -> list[tuple[str, list[str]]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +13,6 @@ from pflsim.analysis.forest import axis_limits, least_length
 from pflsim.analysis.identity import Identity, identity
 from pflsim.analysis.report.axes import Axis, axis
 from pflsim.analysis.report.grid import Grid
-from pflsim.config.names import written
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,13 +103,3 @@ def overall(benchmarks: Sequence[Benchmark]) -> tuple[list[list[Line | None]], A
 
     ordered = sorted(rows, key=mean, reverse=benchmarks[0].comparison.higher)
     return ordered, _cut([line.deltas[0] for row in ordered for line in row if line], benchmarks[0])
-
-
-def varying(comparisons: Sequence[Comparison]) -> list[list[str]]:
-    """Return the names of several benchmarks: of the partition, the shift, the data, ... those that differ."""
-    keys = ("partition", "data", "model", "clients", "rounds_planned")
-    each = [[written(comparison.runs[0].summary[key]) for key in keys] for comparison in comparisons]
-    short = [[re.sub(r"\([^()]*\)", "", name) for name in own] for own in each]
-    each = short if len({*map(tuple, short)}) == len(each) else each
-    differing = [n for n in range(len(keys)) if len({own[n] for own in each}) > 1]
-    return [[own[n] for n in differing if own[n]] or [f"set {number}"] for number, own in enumerate(each, 1)]

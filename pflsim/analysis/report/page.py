@@ -16,20 +16,19 @@ from pflsim.analysis.comparison import STATS, Comparison, Spread, compare, compa
 from pflsim.analysis.groups import Group, check_evaluation
 from pflsim.analysis.identity import FAMILIES, identity
 from pflsim.analysis.report.axes import axis
-from pflsim.analysis.report.forest import Benchmark, overall, varying
+from pflsim.analysis.report.forest import Benchmark, overall
 from pflsim.analysis.report.grid import MAX_GROUPS, grid_of
 from pflsim.analysis.report.study import Study, read_study
+from pflsim.analysis.report.words import heading, varying
 from pflsim.analysis.runs import Run, read_run
-from pflsim.analysis.tables import as_csv, drawn, records, tables, title, untrained
-from pflsim.analysis.verdict import over_benchmarks, scale_of, winners
+from pflsim.analysis.tables import as_csv, drawn, numbers, records, tables, untrained
+from pflsim.analysis.verdict import decimals_of, in_text, over_benchmarks, rounded, scale_of, signed, winners
 from pflsim.config.names import listed, written
 from pflsim.errors import SettingsError
 from pflsim.records.folder import LOG
 from pflsim.records.history import METRICS
 from pflsim.records.summary import who_is_evaluated
 from pflsim.terminal.formats import CHOSEN, NONE, WHEN, format_bytes, format_seconds, plural
-
-ACRONYMS = {"auroc", "ece", "mae", "nll", "rmse"}
 
 
 def page(folders: Sequence[Path], study: Path | None = None) -> str:
@@ -61,7 +60,7 @@ def _why(folder: Path, run: Run | None) -> tuple[str, str]:
     what = f"{identity(run.method).display}, seed {run.seed}" if run else folder.name
     rounds = f"{run.done} of {run.summary['rounds_planned']} rounds are done" if run else "no round is done"
     rounds += ", but other runs with its method or its seed are missing" * (run is not None and run.complete)
-    return what, f"{rounds}; it stopped with: {ends[-1]}" if ends else rounds
+    return what, f"{rounds}: {ends[-1]}" if ends else rounds
 
 
 def _largest_table(comparison: Comparison) -> Comparison:
@@ -89,8 +88,11 @@ def answer(benchmark: Benchmark) -> tuple[str, str]:
     comparison, figures = benchmark.comparison, benchmark.lines[0].row.figures
     said = comparison.sentences
     if not said:
-        mean, worst = f"{figures['mean'].mean:.3f}", f"{figures['worst_decile'].mean:.3f}"
-        said = [f"{benchmark.lines[0].label} has a mean {comparison.primary} of {mean}.", f"Worst decile: {worst}."]
+        mean, worst = (rounded(figures[name].mean) for name in ("mean", "worst_decile"))
+        said = [
+            f"{benchmark.lines[0].label} has a mean {in_text(comparison.primary)} of {mean}.",
+            f"Worst decile: {worst}.",
+        ]
         if grid := benchmark.grid:
             values = " and ".join(f"{key}={written(v)}" for key, v in grid.cells[0].row.group.settings.items())
             said.insert(1, f"Of {len(grid.cells)} settings, {values} is the best.")
@@ -111,7 +113,12 @@ def _render(benchmarks: Sequence[Benchmark], out: Sequence[tuple[str, str]], cou
     who = list(dict.fromkeys(line.who for benchmark in benchmarks for line in benchmark.lines))
     who += [method.who for method in (study.methods if study else ()) if method.who not in who]
     env.filters |= {"rate": _rate, "size": _size, "plural": plural, "p": _p, "listed": listed, "points": _points}
-    env.filters |= {"duration": lambda value: format_seconds(value.mean), "letters": _letters, "zip": zip}
+    env.filters |= {
+        "duration": lambda value: format_seconds(value.mean),
+        "letters": in_text,
+        "numbers": numbers,
+        "zip": zip,
+    }
     env.filters["begun"] = lambda text: text[:1].upper() + text[1:]
     env.filters["yaml"] = partial(safe_dump, sort_keys=False, allow_unicode=True)
     env.globals |= {"charts": charts, "facts": facts, "structure": structure, "answer": answer, "scale": scale_of}
@@ -120,7 +127,7 @@ def _render(benchmarks: Sequence[Benchmark], out: Sequence[tuple[str, str]], cou
     env.globals |= {"who_is": identity, "m": lambda one: f"m{who.index(one)}", "untrained": untrained, "axis": axis}
     names = varying(comparisons)
     values: dict[str, Any] = {
-        "benchmarks": benchmarks, "title": title(comparisons[0]), "who_all": who, "study": study, "names": names,
+        "benchmarks": benchmarks, "title": heading(comparisons[0]), "who_all": who, "study": study, "names": names,
         "unfinished": out, "count": count, "csv": as_csv(r for c in comparisons for r in records(c)),
         "latex": "\n\n".join(drawn(tables(each), "latex") for each in comparisons), "winners": "", "together": "",
     }  # fmt: skip
@@ -138,25 +145,17 @@ def _with_own_ids(section: str, number: int) -> str:
     return re.sub(r'(\bid="|href="#|labelledby=")(?!k-)([^")]+)', rf"\g<1>\g<2>-{number}", section)
 
 
-def _rate(value: Spread | float | None, decimals: int = 3) -> str:
-    """Format a value, or the mean over seeds."""
+def _rate(value: Spread | float | None, decimals: int = 3, like: float | None = None) -> str:
+    """Format a value, or the mean over seeds, with fewer decimals if it, or the value that it belongs to, is large."""
     found = value.mean if isinstance(value, Spread) else value
-    text = NONE if found is None or found != found else f"{found:.{decimals}f}"
+    text = NONE if found is None or found != found else f"{found:.{decimals_of(like or found, decimals)}f}"
     return text.replace("-", "−") if float(text.strip(NONE) or 1) else text.removeprefix("-")
-
-
-def _letters(name: str) -> str:
-    """Return a metric's name as it is written in text: `worst decile`, `RMSE`."""
-    return name.upper() if name in ACRONYMS else name.replace("_", " ")
 
 
 def _points(value: float | None, metric: str) -> str:
     """Format a difference with its sign, in points if the metric is an accuracy."""
-    if value is None:
-        return NONE
     scale, decimals, _ = scale_of(metric)
-    text = f"{scale * value:+.{decimals}f}"
-    return text.replace("-", "−") if float(text) else text[1:]
+    return signed(None if value is None else scale * value, decimals)
 
 
 def _p(value: float | None) -> str:

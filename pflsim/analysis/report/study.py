@@ -74,4 +74,4 @@ def read_study(folder: Path) -> Study:
 
 
 def _text(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}={written(value)}" for key, value in values.items()) or "nothing"
+    return ", ".join(f"{key.removeprefix('method.')}={written(value)}" for key, value in values.items()) or "nothing"

@@ -60,7 +60,7 @@ def test_what_changes_no_result_makes_no_group(make: Make) -> None:
         ({"momentum": 0.9, "local_steps": 3}, "FedAvg local_epochs=null local_steps=3 momentum=0.9"),
         ({"lockstep": False}, "FedAvg lockstep=false"),
         ({"init": "per_client"}, "FedAvg init=per_client"),
-        ({"parts": {"method": {"mu": 0.1}}}, "FedAvg method.mu=0.1"),
+        ({"parts": {"method": {"mu": 0.1}}}, "FedAvg mu=0.1"),
         ({"parts": {"model": {"hidden": [8, 4]}}}, "FedAvg model.hidden=[8,4]"),
         ({"eval": Eval(holdout_clients=1)}, "FedAvg eval.holdout_clients=1"),
     ],
@@ -81,7 +81,7 @@ def test_settings_of_another_part_are_not_listed(make: Make) -> None:
 
 def test_settings_of_the_same_method_are_listed_for_it_alone(make: Make) -> None:
     runs = [make(method="local"), *(make(method="fedprox", parts={"method": {"mu": mu}}) for mu in (0.1, 1e-5))]
-    assert labels(*runs) == ["Local", "FedProx method.mu=0.1", "FedProx method.mu=1e-05"]
+    assert labels(*runs) == ["Local", "FedProx mu=0.1", "FedProx mu=1e-05"]
 
 
 def test_methods_with_the_same_name_for_readers(make: Make) -> None:

@@ -104,6 +104,28 @@ def test_the_frontier_has_what_is_better_than_the_cheaper(comparison: Comparison
     assert [row.group.method for row in frontier(one_seed)] == ["local", "pfedme", "fedrep"]
 
 
+def test_the_axis_of_bytes_has_two_ticks_however_near_the_costs(tmp_path: Path) -> None:
+    sent = {"local": 0, "fedrep": 8700, "ditto": 8800}
+    near = [made(tmp_path / m, [[(n, 20)] * 3], method=m, up=b, down=b) for n, (m, b) in enumerate(sent.items())]
+    (figure, _) = all_figures([compare(group_runs(near))], only=["cost"])["cost"]
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()][0] == "none"
+    assert len(figure.axes[0].get_xticks()) == 3
+
+
+def test_names_cover_no_line_and_the_plot_fills_the_figure(comparison: Comparison, tmp_path: Path) -> None:
+    drawn = {name: figure for name, (figure, _) in all_figures([comparison], only=["cost", "forest"]).items()}
+    for name, figure in drawn.items():
+        figure.savefig(tmp_path / f"{name}.png")
+    axes = drawn["cost"].axes[0]
+    steps = next(line for line in axes.lines if line.get_drawstyle() == "steps-post")
+    corners = axes.transData.transform(np.asarray(steps.get_xydata()))
+    for (x, y), (end, _) in zip(corners, corners[1:], strict=False):
+        for box in (text.get_window_extent() for text in axes.texts):
+            assert not (box.y0 < y < box.y1 and box.x0 < end and x < box.x1)
+    label = drawn["forest"].axes[0].xaxis.label.get_window_extent()
+    assert label.y0 < 0.06 * drawn["forest"].dpi, "no strip below it"
+
+
 @pytest.mark.parametrize("style", STYLES)
 def test_sizes_and_fonts(comparison: Comparison, style: str, tmp_path: Path) -> None:
     """As wide as a column or the page, with embedded TrueType fonts; saved outside of the settings that drew it."""

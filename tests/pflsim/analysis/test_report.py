@@ -14,7 +14,11 @@ import numpy as np
 import pytest
 from made_runs import make_run
 
+from pflsim.analysis.comparison import compare
+from pflsim.analysis.groups import group_runs
 from pflsim.analysis.report import main
+from pflsim.analysis.report.words import about, heading, varying
+from pflsim.analysis.runs import read_run
 from pflsim.records.environment import FORMAT
 from pflsim.records.trace import RoundMatrices, write_matrices
 from pflsim.types import Axis, Matrix
@@ -109,6 +113,21 @@ def test_the_answer_compares_with_local(page: str) -> None:
     assert re.findall(r'<use href="#k-square" x="([\d.]+)%" [^>]*class="k clear"', line)
 
 
+def test_a_band_is_inside_its_panel(page: str) -> None:
+    bands = re.findall(r'<polygon points="([^"]+)" class="band"', page)
+    heights = [float(y) for band in bands for y in re.findall(r",(-?[\d.]+)", band)]
+    assert len(bands) == 2 and 0 <= min(heights) < max(heights) <= 100
+
+
+def test_named_clients_are_in_the_order_of_the_columns(tmp_path: Path) -> None:
+    for method, right in (("local", (9, 3, 6)), ("ditto", (8, 4, 6))):
+        folder = make_run(tmp_path / method, [[(n, 10) for n in right]], method=method)
+        about = {"hash": "0" * 64, "names": ["Basel", "Bern", "Chur"]}
+        (folder / "partition.json").write_text(json.dumps(about))
+    text = words(report(tmp_path))
+    assert "(Bern, Chur, Basel)" in text and "With Ditto, 1 of 3 clients" in text
+
+
 def test_without_validation_data_the_last_round_is_the_headline(tmp_path: Path) -> None:
     make_run(tmp_path / "a", [[(1, 10), (9, 10)], [(4, 10), (8, 10)]])
     page = report(tmp_path / "a")
@@ -145,9 +164,9 @@ def test_unfinished_runs_are_listed_and_do_not_count(tmp_path: Path) -> None:
     (tmp_path / "none" / "config.yaml").write_text((tmp_path / "local0" / "config.yaml").read_text())
     page = report(tmp_path)
     text = words(page)
-    assert "Ditto, seed 1 : 3 of 8 rounds are done; it stopped with: a <client> failed" in text
+    assert "Ditto, seed 1 : 3 of 8 rounds are done: a <client> failed" in text
     assert "none : no round is done" in text and "Ditto, seed 0 : 3 of 3 rounds are done, but" in text
-    assert "3 of 7 runs" in text
+    assert "3 of 7 runs" in text[: text.index("Learning")] and "Ditto, seed 1" in text[: text.index("Learning")]
     assert '"m0"' in page and ">Ditto<" not in page and row(page, "FedAvg")[-1] == "0.725"
 
 
@@ -178,6 +197,16 @@ def test_incidents_are_listed(tmp_path: Path) -> None:
     text = words(report(tmp_path / "a"))
     assert "resumed after round 1, 2" in text and "restarts of dead actors: 2" in text
     assert "dropout: 3 of 6" in text
+
+
+def test_a_warning_of_several_seeds_is_one_below_the_plot(tmp_path: Path) -> None:
+    for method, seed in product(("local", "fedbn"), (0, 1)):
+        path = make_run(tmp_path / f"{method}{seed}", [[(5, 10), (9, 10)]], method=method, seed=seed) / "summary.json"
+        warnings = {"warnings": ["fedbn shares all"]} if method == "fedbn" else {}
+        path.write_text(json.dumps({**json.loads(path.read_text()), **warnings}))
+    page = report(tmp_path)
+    assert words(page).count("shares all") == 1 and "FedBN, seeds 0,1: shares all" in words(page)
+    assert page.index('"forest') < page.index("shares all")
 
 
 def test_settings_environment_and_command(tmp_path: Path) -> None:
@@ -226,6 +255,22 @@ def test_pictures_are_in_the_page(tmp_path: Path) -> None:
     assert "Weights of <fusion>, a" in text and "self 0.75, others 0.25" in text and "seed 0 A B" in text
     data = page[page.index('id="data"') : page.index('id="settings"')]
     assert re.findall(r"<title>(\d+)</title>", data) == ["3", "2", "1", "4"] and data.count(">5</text>") == 2
+
+
+def test_the_data_are_in_words(tmp_path: Path) -> None:
+    found = []
+    for number, parts in enumerate(
+        ("label_lognormal(classes=2, median=400.0)", "iid, rotation(groups=4)", "mine(a=[1, 2])")
+    ):
+        path = make_run(tmp_path / f"{number}", [[(5, 10)] * 2], digest=f"{number:064d}") / "summary.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "partition": parts, "data": "mnist"}))
+        found.append(compare(group_runs([read_run(path.parent)])))
+    assert [about(one)[:3] for one in found] == [
+        ["MNIST", words, "2 clients"] for words in ("2 classes per client", "rotated images", "mine")
+    ]
+    assert heading(found[0]).endswith("2 clients · 1 seed")
+    assert varying(found) == [["2 classes per client"], ["rotated images"], ["mine"]]
+    assert varying(found[:1] * 2) == [["set 1"], ["set 2"]]
 
 
 def test_the_page_loads_nothing(page: str) -> None:
@@ -290,7 +335,8 @@ def test_a_study_of_tune_has_its_trials_and_the_chosen_values(tmp_path: Path) ->
     assert main([str(tmp_path)]) == 0
     page = (tmp_path / "report.html").read_text()
     assert row(page, "FedAvg", 'aria-label="Chosen values"') == ["FedAvg", "3", "lr=0.2", "lr=[0.1,0.2]", "0.7000"]
-    assert page.count('class="loss"><title>') == 2 and page.count('class="gain"><title>lr=0.2') == 1
+    dots = re.findall(r'class="gain"><title>(lr=[\d.]+): [\d.]+</title></circle>(<circle [^>]*class="ring")?', page)
+    assert [bool(ring) for _, ring in dots] == [False, True, False] and dots[1][0] == "lr=0.2"
 
 
 @pytest.mark.slow

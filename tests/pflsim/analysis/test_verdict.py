@@ -6,7 +6,7 @@ import pytest
 
 from pflsim.analysis.differences import Difference, Family
 from pflsim.analysis.groups import Group
-from pflsim.analysis.verdict import over_benchmarks, sentences, winners
+from pflsim.analysis.verdict import over_benchmarks, rounded, sentences, signed, winners
 
 SEEDS = {"clear": (0.9, 1.0, 1.1), "only": (0.2, 1.0, 1.8), "not": (0.2, 1.0, 1.8)}
 
@@ -40,9 +40,9 @@ def said(
 
 def test_one_is_clear() -> None:
     found = said({"a": (0.101, "clear"), "b": (0.02, "not")})
-    assert "Only a is clearly better than training alone (local, 0.700): 0.801, 10.1 points above" in found
+    assert "Only a is clearly better than local (0.700): 0.801, 10.1 points above" in found
     assert "b" not in found.split() and "open" not in found
-    assert said({"a": (0.101, "clear")}).startswith("a is clearly better than training alone")
+    assert said({"a": (0.101, "clear")}).startswith("a is clearly better than local")
 
 
 def test_a_few_are_clear_and_some_worse() -> None:
@@ -57,7 +57,7 @@ def test_many_are_clear() -> None:
 
 
 def test_none_is_clear() -> None:
-    assert said({"a": (0.1, "not")}) == "No method is clearly better than training alone (local, 0.700)."
+    assert said({"a": (0.1, "not")}) == "No method is clearly better than local (0.700)."
     found = said({name: (-0.1, "clear") for name in "abcde"} | {"f": (0.1, "not")})
     assert "No method" in found and "5 methods are clearly worse" in found
     assert "b and a are clearly worse" in said({"a": (-0.1, "clear"), "b": (-0.2, "clear"), "c": (0.1, "not")})
@@ -112,9 +112,17 @@ def test_a_metric_of_which_lower_is_better() -> None:
     found = said({"a": (-0.101, "clear"), "b": (0.1, "clear"), "c": (0.2, "only")}, metric="rmse", higher=False)
     assert "Only a is clearly better" in found and "0.599, 0.101 below." in found
     assert "b is clearly worse" in found and "c is behind local" in found
-    assert "a has the lowest rmse: 0.599, 0.101 below" in said(
+    assert "a has the lowest RMSE: 0.599, 0.101 below" in said(
         {"a": (-0.101, "not")}, metric="rmse", higher=False, seeds=1
     )
+
+
+def test_numbers_have_the_digits_of_their_size() -> None:
+    assert [rounded(x) for x in (0.0, 0.4464, 2.7461, 72.0154, 230.4171, 12345.6)] == [
+        "0.000", "0.446", "2.746", "72.02", "230.4", "12346"
+    ]  # fmt: skip
+    assert [signed(x) for x in (158.402, -0.446, 0.0, None)] == ["+158.4", "−0.446", "0.000", "—"]
+    assert [signed(x, 1) for x in (0.04, -0.004, 24.6, 0.0)] == ["+0.04", "−0.004", "+24.6", "0.0"]
 
 
 def test_an_auroc_has_no_points() -> None:
@@ -137,8 +145,9 @@ def test_several_benchmarks_have_no_ranks() -> None:
     one = family({"a": (0.1, "clear"), "b": (0.1, "clear"), "c": (0.1, "clear"), "d": (0.1, "only")})
     two = family({"a": (0.1, "clear"), "b": (0.1, "not"), "c": (-0.1, "clear"), "d": (0.2, "not")})
     error = family({"a": (-0.1, "clear")})
-    lead, some, both, none = over_benchmarks([(one, True), (two, True)]).split("; ")
-    assert lead.startswith("a is clearly better") and "all benchmarks" in lead
-    assert some.endswith("none: b") and both.endswith("others: c") and none.endswith(": d.")
+    lead, some, both, only = over_benchmarks([(one, True), (two, True)]).split("; ")
+    assert lead.startswith("a is clearly better than local") and "all benchmarks" in lead
+    assert some.endswith("none: b") and both.endswith("others: c") and only.endswith("on these clients only: d.")
+    assert over_benchmarks([(family({"a": (0.1, "not")}), True)] * 2).endswith("not clear in any: a.")
     assert over_benchmarks([(one, True), (error, False)]).startswith("a is clearly better")
     assert over_benchmarks([(two, True), (error, True)]).startswith("No method is clearly better")

@@ -1,0 +1,54 @@
+"""Data sets, partitions and shifts in words, for the title of a page and of its sections."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+
+from pflsim.analysis.comparison import Comparison
+from pflsim.config.names import written
+from pflsim.terminal.formats import plural
+
+ACRONYMS = re.compile("cifar|(e|fe)?mnist|svhn|usps")
+RULES = {
+    "classes_per_client": "{classes} classes per client", "dirichlet": "Dirichlet({alpha}) over classes",
+    "label_lognormal": "{classes} classes per client", "n_way_k_shot": "about {n} classes per client",
+    "one_class": "one class per client", "rotation": "rotated images", "inversion": "inverted images",
+}  # fmt: skip
+"""Partitions and shifts; others have their name, and iid is left out beside a shift."""
+
+
+def about(comparison: Comparison) -> list[str]:
+    """Return data, partition and shift, numbers of clients and of rounds, model, and settings of the
+    partition; "" if the runs differ in it.
+    """
+    keys = ("data", "partition", "clients", "rounds_planned", "model")
+    found = [{written(run.summary[key]) for run in comparison.runs} for key in keys]
+    data, partition, clients, rounds, model = (values.pop() if len(values) == 1 else "" for values in found)
+    rules = re.findall(r"(\w+)(?:\(([^()]*)\))?(?:, |$)", partition)
+    texts = [
+        (RULES.get(name) or name.replace("_", " ")).format_map(defaultdict(str, re.findall(r"(\w+)=([^,]+)", settings)))
+        for name, settings in rules[len(rules) > 1 and rules[0][0] == "iid" :]
+    ]
+    counts = (value and plural(int(value), name) for value, name in ((clients, "client"), (rounds, "round")))
+    name = ACRONYMS.sub(lambda found: found[0].upper(), data).replace("_", " ")
+    return [name[:1].upper() + name[1:], ", ".join(texts), *counts, model, partition]
+
+
+def heading(comparison: Comparison) -> str:
+    """Return the line above the answer: `Digits, 2 classes per client · 10 clients · 3 seeds`."""
+    data, rules, clients, *_ = about(comparison)
+    seeds = max(len(group.runs) for group in comparison.groups)
+    return " · ".join(filter(None, (", ".join(filter(None, (data, rules))), clients, plural(seeds, "seed"))))
+
+
+def varying(comparisons: Sequence[Comparison]) -> list[list[str]]:
+    """Return the names of several benchmarks: the least that tells them apart of what is in `about`."""
+    each, names = [about(comparison) for comparison in comparisons], list[list[str]]()
+    differing = [n for n in range(len(each[0])) if len({own[n] for own in each}) > 1]
+    for stop in range(len(differing) + 1):
+        names = [[own[n] for n in differing[:stop] if own[n]] for own in each]
+        if len({*map(tuple, names)}) == len(each):
+            break
+    return [own or [f"set {number}"] for number, own in enumerate(names, 1)]
