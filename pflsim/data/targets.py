@@ -58,7 +58,9 @@ def found_targets(name: str, given: np.ndarray) -> tuple[np.ndarray, int, tuple[
         return y.astype(np.int64), y.shape[1], None, ()
     if y.ndim == 2 or (y.dtype.kind == "f" and not binary):
         return y.reshape(len(y), -1).astype(np.float32), 1 if y.ndim == 1 else y.shape[1], None, ()
-    y = y.astype(np.int64) if y.dtype.kind in "fb" else y
+    if y.dtype.kind == "b":
+        return y.astype(np.int64), 2, (False, True), ()
+    y = y.astype(np.int64) if y.dtype.kind == "f" else y
     values, numbers = np.unique(y, return_inverse=True)
     if y.dtype.kind != "U" and values[0] == 0:
         return y.astype(np.int64), int(values[-1]) + 1, tuple(range(int(values[-1]) + 1)), ()

@@ -47,6 +47,10 @@ def test_the_task_is_found(labels: list[Any], task: str, y: list[Any]) -> None:
     assert as_task(data, "auto") is data
 
 
+def test_booleans_keep_their_names() -> None:
+    assert as_dataset((X, np.array([True, False, True, True]))).values == (False, True)
+
+
 def test_rows_without_a_label_are_left_out_and_counted() -> None:
     """Integers with missing values are floating point in pandas, and classes nevertheless."""
     frame = pandas.DataFrame({"a": [1.0, 2, 3, 4], "label": [1, None, 0, 2]})
