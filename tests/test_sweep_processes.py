@@ -242,7 +242,7 @@ def test_the_direction_of_the_primary_metric(
     monkeypatch.chdir(tmp_path)
     task = ["task=regression", f"eval.primary={primary}", "search.lr=[0.001,0.0001]", "--trials", "2", "--seeds", "1"]
     assert cli.main(["tune", *OF_TUNE, "data=digits", *task, "--into", "study"]) == 0
-    row = next(line for line in (tmp_path / "study" / "tuned.md").read_text().splitlines() if "| fedavg " in line)
+    row = next(line for line in (tmp_path / "study" / "tuned.md").read_text().splitlines() if "| FedAvg " in line)
     values = {one.params["lr"]: one.value or 0.0 for one in trials(tmp_path / "study")["fedavg"]}
     assert values[0.0001] < values[0.001] < 0
     assert float(row.split("|")[-2]) == pytest.approx(sign * values[0.001], abs=1e-4)

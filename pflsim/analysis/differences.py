@@ -131,7 +131,8 @@ def family(groups: Sequence[Group], reference: Group, values: Mapping[str, Value
         values: of every group, by label.
     """
     primary, higher = reference.runs[0].primary, reference.runs[0].higher
-    found, same = [], same_clients(run for group in groups for run in group.runs)
+    found, several = [], any(len(group.runs) > 1 for group in groups)
+    same = several and same_clients(run for group in groups for run in group.runs)
     for group in (group for group in groups if group is not reference):
         seeds = client_differences(values[group.label], values[reference.label], primary)
         pairs = paired(seeds, same)

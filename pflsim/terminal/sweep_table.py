@@ -45,7 +45,8 @@ class SweepTable:
         self._statuses: dict[int, Status] = {}
         self._folder: TemporaryDirectory[str] | None = None
         self._begun = time.monotonic()
-        self._live = Live(console=self._terminal, get_renderable=self.rows, refresh_per_second=RATE, transient=True)
+        rows = self.rows if self.names else None  # Live draws once when it is built
+        self._live = Live(console=self._terminal, get_renderable=rows, refresh_per_second=RATE, transient=True)
 
     def __enter__(self) -> SweepTable:
         if self.shown:

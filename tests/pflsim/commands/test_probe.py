@@ -46,13 +46,13 @@ def test_files_are_not_mixed_with_those_of_another_probe(tmp_path: Path, capsys:
 
 
 def schools(path: Path) -> str:
-    """Write twenty schools of 14 to 24 pupils with levels of their own (deviation 0.35); their slopes hardly differ.
+    """Write sixty schools of 14 to 24 pupils with levels of their own (deviation 0.35); their slopes hardly differ.
 
     With four weights, noise 0.8 and 13 training examples, training alone has an expected excess error of
     4 · 0.64 / 13 = 0.2, one model for all 0.35² + 0.1² = 0.13, and the right shrinkage of each weight about 0.05.
     """
     rng, lines = np.random.default_rng(1), ["school,a,b,c,score"]
-    for school in range(20):
+    for school in range(60):
         level, slopes, n = rng.normal(0, 0.35), np.array([0.5, 0.3, -0.2]), rng.integers(14, 25)
         slopes[0] += rng.normal(0, 0.1)
         x = rng.normal(size=(n, 3))
