@@ -14,7 +14,7 @@ from pflsim.analysis.identity import identity
 from pflsim.analysis.runs import Run, run_settings
 from pflsim.analysis.tables import numbers
 from pflsim.config.components import COMPONENTS
-from pflsim.config.names import started_as, written
+from pflsim.config.names import listed, started_as, written
 from pflsim.config.settings import Settings, dotted
 from pflsim.records.environment import EnvironmentFile
 from pflsim.records.evaluation import grouped
@@ -82,10 +82,13 @@ def command_line(arguments: Sequence[str]) -> str:
 
 
 def warnings(runs: Iterable[Run]) -> list[str]:
-    """Return the different warnings of runs, each with the method and the seeds that have it."""
+    """Return the different warnings of runs, each with the methods and the seeds that have it."""
     each = ((run, text.removeprefix(f"{run.method} ")) for run in runs for text in run.summary.get("warnings", ()))
-    found = grouped(((identity(run.method).display, text), run.seed) for run, text in each)
-    return [f"{who}, seed{'s' * (len(s) > 1)} {numbers(sorted({*s}))}: {text}" for (who, text), s in found.items()]
+    said = []
+    for text, having in grouped((text, run) for run, text in each).items():
+        who, seeds = dict.fromkeys(identity(run.method).display for run in having), sorted({run.seed for run in having})
+        said.append(f"{listed([*who])}, seed{'s' * (len(seeds) > 1)} {numbers(seeds)}: {text}")
+    return said
 
 
 def incidents(runs: Iterable[Run]) -> list[tuple[str, list[str]]]:
