@@ -102,7 +102,7 @@ def run_probe(folder: Path, options: Mapping[str, Any]) -> Answer:
         rounds, needed = rounds_within(options["minutes"], took, each, share, asked.rounds)
         if rounds < min(LEAST_ROUNDS, asked.rounds):
             few = f"{runs} runs of {LEAST_ROUNDS} rounds take about {needed:.1f} minutes"
-            shutil.rmtree(folder)
+            shutil.rmtree(folder / "first")
             raise SettingsError(f"--minutes {options['minutes']:g} is too short: {few}")
         plan = f"Up to {runs} runs, rounds={rounds}"
         plan += f" in place of {asked.rounds}: --minutes" * (rounds < asked.rounds)

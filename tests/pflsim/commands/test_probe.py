@@ -45,6 +45,25 @@ def test_files_are_not_mixed_with_those_of_another_probe(tmp_path: Path, capsys:
     assert "--into DIR" in capsys.readouterr().err
 
 
+def test_too_few_minutes_and_equal_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """After the first run, its folder can be used again."""
+    table, into = tmp_path / "one.csv", tmp_path / "probe"
+    rows = [f"c{n % 3},{n % 7},{n % 2}" for n in range(60)]
+    settings = [
+        "data=table",
+        f"data.path={table}",
+        "data.label=y",
+        "data.client=c",
+        "model=linear",
+        "--into",
+        str(into),
+    ]
+    for lines, said in ((rows, "runs of 5 rounds take about"), ([row[:-1] + "1" for row in rows], "labels are equal")):
+        table.write_text("\n".join(["c,x,y", *lines]))
+        assert cli.main(["probe", *settings, "--minutes", "0.001"]) == 2
+        assert said in capsys.readouterr().err and not [*into.iterdir()]
+
+
 def schools(path: Path) -> str:
     """Write sixty schools of 14 to 24 pupils with levels of their own (deviation 0.35); their slopes hardly differ.
 
