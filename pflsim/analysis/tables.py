@@ -22,7 +22,7 @@ from pflsim.analysis.comparison import Comparison, Row, Spread, best_first
 from pflsim.analysis.differences import Family
 from pflsim.analysis.forest import as_text, forest
 from pflsim.analysis.runs import incomplete, run_settings
-from pflsim.analysis.verdict import in_text, over_benchmarks, rounded
+from pflsim.analysis.verdict import in_text, over_benchmarks, rounded, scale_of, signed
 from pflsim.config.names import listed, written
 from pflsim.errors import SettingsError
 from pflsim.records.summary import who_is_evaluated
@@ -98,16 +98,17 @@ def paired(comparison: Comparison, family: Family) -> Table:
     reference, several = family.reference.label, family.tests
     unit = "clients" if family.same_clients else "pairs"
     p, intervals = "p (Holm)" if several > 1 else "p", ("95% interval,\nseeds", f"95% interval,\n{unit}")
-    headers = ("method", unit, "difference", *intervals, "better", "equal", "worse", p, "evidence")
+    difference = "difference" + ",\npoints" * bool(scale_of(comparison.primary)[2])
+    headers = ("method", unit, difference, *intervals, "better", "equal", "worse", p, "evidence")
     rows, better = [], 1 if comparison.higher else -1
     for d in sorted(family.differences, key=lambda d: math.inf if d.mean is None else -better * d.mean):
         seeds, pairs = (
-            NONE if low is None or high is None else f"[{_signed(low)}, {_signed(high)}]"
-            for low, high in (d.over_seeds, (d.low, d.high))
+            NONE if None in ends else f"[{_signed(comparison, ends[0])}, {_signed(comparison, ends[1])}]"
+            for ends in (d.over_seeds, (d.low, d.high))
         )
         p = NONE if d.p_holm is None else f"{d.p_holm:.3f}" if d.p_holm >= 0.0095 else f"{d.p_holm:.2g}"
         counts = map(str, (d.better, d.equal, d.worse))
-        rows.append((d.group.label, str(d.pairs), _signed(d.mean), seeds, pairs, *counts, p, d.level))
+        rows.append((d.group.label, str(d.pairs), _signed(comparison, d.mean), seeds, pairs, *counts, p, d.level))
     about = f"Differences to {reference}, client by client"
     tested = f", Holm-corrected for {several} comparisons" if several > 1 else ""
     notes = (
@@ -200,9 +201,9 @@ def _spread(spread: Spread | None, decimals: int | None, scale: float, std: bool
     return text if spread.std is None or not std else f"{text} ± {spread.std / scale:.{decimals}f}"
 
 
-def _signed(value: float | None) -> str:
-    text = NONE if value is None else f"{value:+.4f}"
-    return "0.0000" if text in ("+0.0000", "-0.0000") else text
+def _signed(comparison: Comparison, value: float | None) -> str:
+    scale, decimals, _ = scale_of(comparison.primary)
+    return signed(None if value is None else scale * value, decimals)
 
 
 def title(comparison: Comparison) -> str:
@@ -308,12 +309,15 @@ def overview(comparisons: Sequence[Comparison]) -> list[Table]:
     found = [each for each in comparisons if each.differences and not each.objections]
     if len(found) < 2:
         return []
-    differences = [{d.group.label: d for d in each.differences} for each in found]
+    differences = [{d.group.label: f"{_signed(each, d.mean)}, {d.level}" for d in each.differences} for each in found]
     rows = [
-        (label, *(f"{_signed(own[label].mean)}, {own[label].level}" if label in own else NONE for own in differences))
+        (label, *(own.get(label, NONE) for own in differences))
         for label in dict.fromkeys(label for own in differences for label in own)
     ]
-    notes = [f"{n}: {title(each)}; reference {each.reference.label}" for n, each in enumerate(found, 1)]
+    notes = [
+        f"{n}: {title(each)}; difference to {each.reference.label}" + ", in points" * bool(scale_of(each.primary)[2])
+        for n, each in enumerate(found, 1)
+    ]
     headers = ("method", *map(str, range(1, len(found) + 1)))
     text = over_benchmarks([(each.families[0], each.higher) for each in found])
     return [Table("Differences on each benchmark", headers, tuple(rows), tuple(notes), text)]

@@ -209,11 +209,10 @@ def finish(settings: Settings, status: Path | None = None) -> str:
     """
     folder = Path(str(settings.run_dir))
     started = (folder / CONFIG).exists()
-    if started:
+    if folder.exists():
         with run_lock(folder):  # a process of a killed study may still be saving: this is no failure of the trial
-            pass
-    else:
-        shutil.rmtree(folder, ignore_errors=True)  # killed before it had written its settings
+            if not started:  # killed before it had written its settings
+                shutil.rmtree(folder)
     watching.set(partial(write_status, status) if status else None)
     try:
         resume_run(str(folder), [], [], own_process=True) if started else run_alone(settings, status)
