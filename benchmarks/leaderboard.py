@@ -43,6 +43,7 @@ from pflsim.analysis.runs import read_run
 from pflsim.commands.tune import side_by_side
 from pflsim.commands.tune_study import Study, methods_of, settings_text
 from pflsim.config.compose import composed, composing, config_folders, to_settings
+from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
 from pflsim.records.environment import PACKAGE, versions
 from pflsim.terminal.exit_status import exit_status
@@ -235,6 +236,8 @@ def compute(place: Place, pattern: str, minutes: float) -> int:
             prepare(cell, place.root)
             settings = "" if cell.method == MIXED else place.chosen().get(of_method) or tune(cell, place)
             row, clients = measure(cell, place, settings)
+        except Stopped:
+            raise
         except (RunError, SettingsError) as error:
             failed.add(of_method)
             print(f"error: {cell}: {error}", file=sys.stderr, flush=True)

@@ -130,13 +130,13 @@ def over_benchmarks(families: Sequence[tuple[Family, bool]]) -> str:
             "best" if own.count(up) == len(families)
             else "clearly better in some, clearly worse in others" if {up, down} <= {*own}
             else "clearly better in some, clearly worse in none" if up in own
-            else "" if down in own
+            else "clearly worse in some, clearly better in none" if down in own
             else f"different from {base} on these clients only" if "on these clients only" in dict(own)
             else "not clear in any"
         )  # fmt: skip
         kinds.setdefault(kind, []).append(label)
     best = kinds.pop("best", [])
-    said = [f"{kind}: {listed(labels)}" for kind, labels in sorted(kinds.items()) if kind]
+    said = [f"{kind}: {listed(labels)}" for kind, labels in sorted(kinds.items())]
     lead = f"{_are(best) if best else 'No method is'} clearly better than {base} in all benchmarks"
     return "; ".join([lead, *said]) + "."
 
