@@ -356,8 +356,9 @@ def settings_by_key(config: Mapping[str, Any], names: Mapping[str, str]) -> dict
 def distinguishes(name: str, key: Mapping[str, Any], keys: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether a setting differs between groups; a component's setting, between groups with that component.
 
-    The name of a method includes its server optimiser.
+    The name of a method includes its server optimiser. The learning rate, which is tuned for each method, is a setting
+    of the method.
     """
-    component = name.partition(".")[0].replace("server_optimizer", "method")
+    component = "method" if name == "lr" else name.partition(".")[0].replace("server_optimizer", "method")
     peers = [k for k in keys if name == component or component not in COMPONENTS or k[component] == key[component]]
     return any(name not in other or other[name] != key[name] for other in peers)

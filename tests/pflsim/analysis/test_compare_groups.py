@@ -80,8 +80,9 @@ def test_settings_of_another_part_are_not_listed(make: Make) -> None:
 
 
 def test_settings_of_the_same_method_are_listed_for_it_alone(make: Make) -> None:
-    runs = [make(method="local"), *(make(method="fedprox", parts={"method": {"mu": mu}}) for mu in (0.1, 1e-5))]
-    assert labels(*runs) == ["Local", "FedProx mu=0.1", "FedProx mu=1e-05"]
+    """The learning rate, which is tuned for each method, counts among them."""
+    runs = [make(method="fedprox", lr=lr, parts={"method": {"mu": mu}}) for mu, lr in ((0.1, 0.5), (1e-5, 0.1))]
+    assert labels(make(method="local", lr=0.2), *runs) == ["Local", "FedProx lr=0.5 mu=0.1", "FedProx lr=0.1 mu=1e-05"]
 
 
 def test_methods_with_the_same_name_for_readers(make: Make) -> None:
