@@ -7,7 +7,8 @@ no row in docs/results, the most important ones first, and appends each when it 
 - leaderboard.csv: a row for each cell;
 - leaderboard-clients.csv: the primary metric of each client, with four digits.
 
-`--replay CELL` runs a cell again and compares. `--table BENCHMARK` prints a leaderboard in Markdown.
+`--replay CELL` runs a cell again and compares. `--table BENCHMARK` prints a leaderboard in Markdown, and `--table all`
+docs/results/leaderboards.md.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ from benchmarks.boards import BENCHMARKS, MIXED, Benchmark
 from examples import real_clients
 from pflsim.analysis.differences import Family, client_values, family
 from pflsim.analysis.groups import Group
+from pflsim.analysis.identity import identity
 from pflsim.analysis.runs import read_run
+from pflsim.analysis.verdict import scale_of, signed
 from pflsim.commands.tune import side_by_side
 from pflsim.commands.tune_study import Study, methods_of, settings_text
 from pflsim.config.compose import composed, composing, config_folders, to_settings
@@ -56,6 +59,10 @@ COLUMNS = {
     ROWS: (*KEYS, *FIGURES, "minutes", "commit", "versions"),
     CLIENTS: (*KEYS, "primary", "values"),
 }
+ABOUT = """This page is the output of `python -m benchmarks.leaderboard --table all`. [Results](../results.md) has
+the protocols and conclusions; [leaderboard-methods.csv](leaderboard-methods.csv) has the chosen values and the
+commands of all runs. Methods that are missing have not been run yet. Differences are client by client, and the
+[evidence](../monitoring.md#evidence) is that against Local, with one correction for all methods of a table."""
 Row = dict[str, str]
 
 
@@ -296,17 +303,33 @@ def table(place: Place, benchmark: str) -> Iterator[str]:
     """Yield a leaderboard, the best first, and the evidence against Local."""
     board, rows, clients = BENCHMARKS[benchmark], place.last(ROWS), place.last(CLIENTS)
     own, found = standing(place, benchmark)
-    primary, seeds = clients[own["local"][0]]["primary"], own["local"]
-    differences = {d.group.label: d for d in found.differences}
-    yield f"| method | {board.figure} | worst decile | {primary} minus Local's | better, worse | evidence |"
+    primary, differences = clients[own["local"][0]]["primary"], {d.group.label: d for d in found.differences}
+    scale, decimals, unit = scale_of(primary)
+    factor, digits = (100, 1) if unit else (1, 4)
+    figure = board.figure + ", %" * bool(unit)
+    yield f"| method | {figure} | worst decile | {primary} minus Local's | better, worse | evidence |"
     yield "|---|---|---|---|---|---|"
-    figures = {name: [float(rows[cell]["figure"]) for cell in found] for name, found in own.items()}
+    figures = {name: [factor * float(rows[cell]["figure"]) for cell in found] for name, found in own.items()}
     for name in sorted(own, key=lambda name: fmean(figures[name]), reverse=board.figure != "rmse"):
-        worst = fmean(float(rows[cell]["worst decile"]) for cell in own[name])
-        spread = f" ± {stdev(figures[name]):.4f}" if len(seeds) > 1 else ""
+        worst = factor * fmean(float(rows[cell]["worst decile"]) for cell in own[name])
+        spread = f" ± {stdev(figures[name]):.{digits}f}" if len(own[name]) > 1 else ""
         d = differences.get(name)
-        evidence = " | | " if d is None or d.mean is None else f"{d.mean:+.4f} | {d.better}, {d.worse} | {d.level}"
-        yield f"| {name} | {fmean(figures[name]):.4f}{spread} | {worst:.3f} | {evidence} |"
+        evidence = " | | "
+        if d is not None and d.mean is not None:
+            evidence = f"{signed(scale * d.mean, decimals)} | {d.better}, {d.worse} | {d.level}"
+        shown = "mixed model" if name == MIXED else identity(name).display
+        yield f"| {shown} | {fmean(figures[name]):.{digits}f}{spread} | {worst:.{min(digits, 3)}f} | {evidence} |"
+
+
+def page(place: Place) -> Iterator[str]:
+    """Yield a page with all leaderboards, in Markdown."""
+    yield "# Leaderboards\n\n" + ABOUT
+    have = place.last(ROWS)
+    for name, board in BENCHMARKS.items():
+        if Cell(name, "local", "1") in have:
+            clients = "the same in every seed; each counts once" if board.table else "other ones in every seed"
+            yield f"\n## {name}\n\n{board.seeds} seeds; the clients are {clients}.\n"
+            yield from table(place, name)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -315,7 +338,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--missing", action="store_true", help="compute the cells that have no row")
     what.add_argument("--replay", metavar="CELL", help="run BENCHMARK/METHOD/SEED again and compare")
-    what.add_argument("--table", choices=BENCHMARKS, help="print a leaderboard")
+    what.add_argument("--table", choices=[*BENCHMARKS, "all"], help="print a leaderboard, or a page with all")
     parser.add_argument("--only", default="*", metavar="GLOB", help="of cells, for example 'exam-linear/*'")
     parser.add_argument("--limit", type=float, default=math.inf, metavar="MINUTES", help="then start no other cell")
     parser.add_argument("--data-root", default="data", metavar="DIR", help="folder of the data; default: data")
@@ -324,7 +347,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     place = Place(os.path.abspath(given.data_root), given.runs)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     if given.table:
-        return exit_status(lambda: print("\n".join(table(place, given.table))))
+        lines = page(place) if given.table == "all" else table(place, given.table)
+        return exit_status(lambda: print("\n".join(lines)))
     if given.replay:
         return exit_status(lambda: replay(place, given.replay))
     return exit_status(lambda: compute(place, given.only, given.limit))
