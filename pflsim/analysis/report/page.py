@@ -46,7 +46,7 @@ def page(folders: Sequence[Path], study: Path | None = None) -> str:
     if not runs:
         raise SettingsError(f"{folders[0]}: this run has no evaluated round yet")
     runs = [run for run in runs if run.complete] or runs  # if none is finished, what there is so far
-    sets = [_largest_table(c) if len(runs) < len(read) else c for c in compare_sets(runs)]
+    sets = [_largest_table(c) for c in compare_sets(runs)]
     groups = [group for comparison in sets for group in comparison.groups]
     counted = {run.folder for group in groups for run in (*group.runs, *group.left_out)}
     out = [_why(folder, run) for folder, run in read if not run or run.folder not in counted]
@@ -64,14 +64,17 @@ def _why(folder: Path, run: Run | None) -> tuple[str, str]:
 
 
 def _largest_table(comparison: Comparison) -> Comparison:
-    """Return a comparison without the groups or seeds for which runs are missing, so that the most runs count."""
+    """Return a comparison without the groups or seeds for which runs are missing, so that the most runs count.
+
+    If no two groups have a seed in common, it is unchanged, and says so.
+    """
     groups = comparison.groups
 
     def having(seeds: Sequence[int]) -> list[Group]:
         return [group for group in groups if {*seeds} <= {*group.seeds}]
 
     seeds = max((group.seeds for group in groups), key=lambda seeds: len(seeds) * len(having(seeds)))
-    if all(group.seeds == seeds for group in groups):
+    if all(group.seeds == seeds for group in groups) or len(having(seeds)) == 1:
         return comparison
     kept = [run for group in having(seeds) for run in group.runs if run.seed in seeds]
     return compare_sets(kept)[0]

@@ -6,6 +6,7 @@ import html
 import json
 import os
 import re
+import shutil
 import statistics
 from itertools import product
 from pathlib import Path
@@ -168,6 +169,10 @@ def test_unfinished_runs_are_listed_and_do_not_count(tmp_path: Path) -> None:
     assert "none : no round is done" in text and "Ditto, seed 0 : 3 of 3 rounds are done, but" in text
     assert "3 of 7 runs" in text[: text.index("Learning")] and "Ditto, seed 1" in text[: text.index("Learning")]
     assert '"m0"' in page and ">Ditto<" not in page and row(page, "FedAvg")[-1] == "0.725"
+    for folder in ("none", "ditto1"):  # no folder is left of it
+        shutil.rmtree(tmp_path / folder)
+    page = report(tmp_path)
+    assert "Ditto, seed 0 :" in words(page) and row(page, "FedAvg")[-1] == "0.725"
 
 
 def test_runs_of_which_none_is_finished_show_the_rounds_so_far(tmp_path: Path) -> None:
