@@ -22,7 +22,7 @@ from pflsim.analysis.comparison import Comparison, Row, Spread, best_first
 from pflsim.analysis.differences import Family
 from pflsim.analysis.forest import as_text, forest
 from pflsim.analysis.runs import incomplete, run_settings
-from pflsim.analysis.verdict import in_text, over_benchmarks, rounded, scale_of, signed
+from pflsim.analysis.verdict import fixed, in_text, over_benchmarks, rounded, scale_of, signed
 from pflsim.config.names import listed, written
 from pflsim.errors import SettingsError
 from pflsim.records.summary import who_is_evaluated
@@ -197,8 +197,8 @@ def _spread(spread: Spread | None, decimals: int | None, scale: float, std: bool
         decimals = 0
     elif decimals is None:
         decimals = 0 if mean == 0 else next((n for n, least in enumerate((99.95, 9.995, 0.9995)) if mean >= least), 3)
-    text = f"{mean:.{decimals}f}"
-    return text if spread.std is None or not std else f"{text} ± {spread.std / scale:.{decimals}f}"
+    text = fixed(mean, decimals)
+    return text if spread.std is None or not std else f"{text} ± {fixed(spread.std / scale, decimals)}"
 
 
 def _signed(comparison: Comparison, value: float | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 
 from pflsim.analysis.differences import ALPHA, Family, Level
@@ -33,9 +34,15 @@ def decimals_of(value: float, most: int = 3) -> int:
     return min(max(most - max(whole, 0), 0), most)
 
 
+def fixed(value: float, decimals: int, sign: str = "") -> str:
+    """Return a number with so many decimals; from a million on, three digits and an exponent: 4.45e8."""
+    large = abs(value) >= 1e6 and math.isfinite(value)
+    return re.sub(r"e\+0*", "e", f"{value:{sign}.3g}") if large else f"{value:{sign}.{decimals}f}"
+
+
 def rounded(value: float, most: int = 3) -> str:
     """Return a value of a metric as text (`decimals_of`)."""
-    return f"{value:.{decimals_of(value, most)}f}"
+    return fixed(value, decimals_of(value, most))
 
 
 def signed(value: float | None, decimals: int | None = None) -> str:
@@ -43,7 +50,7 @@ def signed(value: float | None, decimals: int | None = None) -> str:
     if value is None:
         return NONE
     first = decimals_of(value) if decimals is None else decimals
-    texts = [f"{value:+.{n}f}".replace("-", "−") for n in range(first, first + 3)]
+    texts = [fixed(value, n, "+").replace("-", "−") for n in range(first, first + 3)]
     return next((text for text in texts if text.strip("+−0.")), texts[0][1:])
 
 

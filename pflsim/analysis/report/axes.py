@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from pflsim.analysis.verdict import fixed
+
 STEPS = (1, 2, 5)
 """Multiples of a power of ten between ticks."""
 
@@ -42,7 +44,7 @@ class Axis:
         """Return a tick's label in a unit, with the decimals that the ticks need and a true minus."""
         step = min((b - a for a, b in zip(self.ticks, self.ticks[1:], strict=False)), default=abs(value) or 1.0)
         decimals = max(0, -math.floor(math.log10(step * scale) + 1e-9))
-        return f"{value * scale:{sign if value else ''}.{decimals}f}".replace("-", "−")
+        return fixed(value * scale, decimals, sign if value else "").replace("-", "−")
 
 
 def axis(values: Iterable[float], least: float = 0.0, count: int = 4, pad: float = 0.04) -> Axis:

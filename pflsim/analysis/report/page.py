@@ -22,7 +22,7 @@ from pflsim.analysis.report.study import Study, read_study
 from pflsim.analysis.report.words import heading, varying
 from pflsim.analysis.runs import Run, read_run
 from pflsim.analysis.tables import as_csv, drawn, numbers, records, tables, untrained
-from pflsim.analysis.verdict import decimals_of, in_text, over_benchmarks, rounded, scale_of, signed, winners
+from pflsim.analysis.verdict import decimals_of, fixed, in_text, over_benchmarks, rounded, scale_of, signed, winners
 from pflsim.config.names import listed, written
 from pflsim.errors import SettingsError
 from pflsim.records.folder import LOG
@@ -151,7 +151,7 @@ def _with_own_ids(section: str, number: int) -> str:
 def _rate(value: Spread | float | None, decimals: int = 3, like: float | None = None) -> str:
     """Format a value, or the mean over seeds, with fewer decimals if it, or the value that it belongs to, is large."""
     found = value.mean if isinstance(value, Spread) else value
-    text = NONE if found is None or found != found else f"{found:.{decimals_of(like or found, decimals)}f}"
+    text = NONE if found is None or found != found else fixed(found, decimals_of(like or found, decimals))
     return text.replace("-", "−") if float(text.strip(NONE) or 1) else text.removeprefix("-")
 
 

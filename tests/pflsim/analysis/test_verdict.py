@@ -118,10 +118,12 @@ def test_a_metric_of_which_lower_is_better() -> None:
 
 
 def test_numbers_have_the_digits_of_their_size() -> None:
-    assert [rounded(x) for x in (0.0, 0.4464, 2.7461, 72.0154, 230.4171, 12345.6)] == [
-        "0.000", "0.446", "2.746", "72.02", "230.4", "12346"
+    assert [rounded(x) for x in (0.0, 0.4464, 2.7461, 72.0154, 230.4171, 12345.6, 445387993.0)] == [
+        "0.000", "0.446", "2.746", "72.02", "230.4", "12346", "4.45e8"
     ]  # fmt: skip
-    assert [signed(x) for x in (158.402, -0.446, 0.0, None)] == ["+158.4", "−0.446", "0.000", "—"]
+    assert [signed(x) for x in (158.402, -0.446, -1.2345e6, 0.0, None)] == [
+        "+158.4", "−0.446", "−1.23e6", "0.000", "—"
+    ]  # fmt: skip
     assert [signed(x, 1) for x in (0.04, -0.004, 24.6, 0.0)] == ["+0.04", "−0.004", "+24.6", "0.0"]
 
 
