@@ -5,6 +5,7 @@ This module imports nothing that takes time, so that the driver can start actors
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import importlib
 import os
@@ -91,6 +92,7 @@ class ClientActor:
     def __init__(self) -> None:
         importlib.import_module("lightning_modules.light")  # before anything imports Lightning
         importlib.import_module("lightning_modules.hosts.client_host")
+        gc.freeze()  # what is imported stays: collections need not look at it
         self._setup: Setup | None = None
         self._process = process_name()
 
