@@ -59,11 +59,7 @@ class Seen:
 
 @contextmanager
 def opened(
-    browser: Browser,
-    url: str,
-    *,
-    width: int = 1400,
-    scheme: Literal["light", "dark"] = "light",
+    browser: Browser, url: str, *, width: int = 1400, scheme: Literal["light", "dark"] = "light"
 ) -> Iterator[Seen]:
     """Open a page; whatever it asks for outside the machine is refused and noted."""
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)

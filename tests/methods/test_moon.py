@@ -4,20 +4,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from by_hand import (
-    SIZES,
-    Arrays,
-    backward,
-    batches,
-    close,
-    features,
-    mean,
-    plus,
-    scores,
-    slope,
-    started,
-    values,
-)
+from by_hand import SIZES, Arrays, backward, batches, close, features, mean, plus, scores, slope, started, values
 from support import ALL, World, normed, rounds, same, states, world
 from torch import nn
 

@@ -22,11 +22,7 @@ from pflsim.data.record import partition_figure, write_partition
 from pflsim.data.splits import own_test_counts
 from pflsim.errors import SettingsError
 
-SPLITS = {
-    "official": splits.official,
-    "merged": splits.merged,
-    "counts": partial(splits.counts, train=20, test=6),
-}
+SPLITS = {"official": splits.official, "merged": splits.merged, "counts": partial(splits.counts, train=20, test=6)}
 PARTITIONS = {
     "iid": partitions.iid,
     "dirichlet": partial(partitions.dirichlet, alpha=0.5, min_examples=27),
