@@ -23,13 +23,13 @@ from by_hand import (
     started,
     values,
 )
-from support import ALL, World, dataset, rounds, states, world
+from support import ALL, World, dataset, play, rounds, states, world
 
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.feddbe import FedDBE
 from lightning_modules.nets.cnn import MapCnn
 from lightning_modules.training import Training
-from pflsim.engine.execution import ReplyTask, Sent, TrainTask
+from pflsim.engine.execution import ReplyTask, Sent
 from pflsim.messages import Message
 from pflsim.seeding import seeded_global
 from pflsim.servers.feddbe import FedDBE as Server
@@ -68,9 +68,7 @@ def test_the_initial_round_and_two_rounds_by_hand() -> None:
         (target,) = mean(means, [12, 20])
         vectors = [np.zeros(5)] * 4
         for t in (1, 2):
-            done, own = executor.run(TrainTask(t), executor.send(ALL)), []
-            executor.fuse(done)
-            rate = LR * DECAY ** (t - 1)
+            (done, _), own, rate = play(executor, t), [], LR * DECAY ** (t - 1)
             for client, state in states(executor).items():
                 w, v, running, terms = common, vectors[client], np.zeros(5), []
                 for x, y in batches(executor, client, t):

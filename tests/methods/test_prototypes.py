@@ -111,11 +111,10 @@ def test_features_that_are_not_finite_are_not_hidden() -> None:
 def test_class_means_are_those_of_the_trained_body() -> None:
     """Eq. 3; their global means are those of pFedPM's server."""
     executor = fedproto().inline()
-    trained = executor.run(TrainTask(1), executor.send(range(4)))
-    executor.fuse(trained)
-    for up in executor.uplinks(trained.uplinks[0]):
-        x, y = examples(executor, up.client)
-        z = features(values(states(executor)[up.client]), x / 255.0)
+    _, sent = play(executor, 1)
+    for client, up in sent.items():
+        x, y = examples(executor, client)
+        z = features(values(states(executor)[client]), x / 255.0)
         for j in set(y):
             np.testing.assert_allclose(up.prototypes.means[j].numpy(), z[y == j].mean(0), rtol=2e-5, atol=1e-6)
 
@@ -198,11 +197,8 @@ def test_three_rounds_by_hand() -> None:
     net = [executor.server.state.net[k].double().numpy() for k in PARTS]
     assert [v.shape for v in net] == [(3, 5), (5, 5), (5,), (5, 5), (5,)]
     for t, cohort in ((1, ALL), (2, (1, 3)), (3, ALL)):
-        done = executor.run(TrainTask(t), executor.send(cohort))
-        ups = [up for handle in done.uplinks for up in executor.uplinks(handle)]
-        executor.fuse(done)
         pairs = []
-        for up in ups:
+        for up in play(executor, t, cohort)[1].values():
             means, counts = up.prototypes.means.double().numpy(), up.prototypes.counts.numpy()
             pairs += [(means[j], j) for j in range(3) if counts[j]]
         points, labels = np.stack([p for p, _ in pairs]), np.array([y for _, y in pairs])
