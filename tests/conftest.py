@@ -66,12 +66,14 @@ MEASURED = {"limits", "tracking"}
 def short_runs(request: pytest.FixtureRequest) -> Iterator[None]:
     """Runs in this process leave out what would take a short one half of its time, where it is not in question.
 
-    They do not draw what is in their pictures, ask git once, and do not add up the memory of all processes.
+    They do not draw what is in their pictures, do not wait for the disk, ask git once, and do not add up the memory of
+    all processes.
     """
     from pflsim.records import environment
 
     name = request.path.stem.removeprefix("test_")
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
         if name not in DRAWN:
             patch.setattr("matplotlib.figure.Figure.draw", lambda figure, renderer: None)
         if name not in MEASURED:
