@@ -3,26 +3,11 @@
 from functools import partial
 from typing import Any
 
+import by_hand
 import numpy as np
 import pytest
 import torch
-from by_hand import (
-    SIZES,
-    Arrays,
-    backward,
-    batches,
-    close,
-    evaluates,
-    examples,
-    features,
-    gradient,
-    mean,
-    plus,
-    scores,
-    slope,
-    started,
-    values,
-)
+from by_hand import SIZES, close, evaluates, examples, features, gradient, mean, plus, scores, slope, started, values
 from support import ALL, World, dataset, play, rounds, states, world
 
 from lightning_modules.hosts.inline import InlineExecutor
@@ -49,7 +34,7 @@ def opened(executor: InlineExecutor, clients: tuple[int, ...] = ALL) -> InlineEx
     return executor
 
 
-def with_vector(w: Arrays, vector: np.ndarray, x: np.ndarray) -> np.ndarray:
+def with_vector(w: by_hand.Arrays, vector: np.ndarray, x: np.ndarray) -> np.ndarray:
     return scores(w, x) + vector @ w[2].T
 
 
@@ -71,11 +56,11 @@ def test_the_initial_round_and_two_rounds_by_hand() -> None:
             (done, _), own, rate = play(executor, t), [], LR * DECAY ** (t - 1)
             for client, state in states(executor).items():
                 w, v, running, terms = common, vectors[client], np.zeros(5), []
-                for x, y in batches(executor, client, t):
+                for x, y in by_hand.batches(executor, client, t):
                     z, by = features(w, x), slope(with_vector(w, v, x), y)
                     running = (1 - MU) * running + MU * z.mean(0)
                     terms.append(KAPPA / 10 * ((running - target) ** 2).sum())
-                    step = backward(w, x, by, KAPPA / 5 * (running - target) * MU / len(y))
+                    step = by_hand.backward(w, x, by, KAPPA / 5 * (running - target) * MU / len(y))
                     step[2] = by.T @ (z + v)
                     w, v = plus(w, -rate, step), v - rate * (by @ w[2]).sum(0)
                 vectors[client] = v

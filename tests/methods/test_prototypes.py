@@ -6,23 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import support
 import torch
 from by_hand import NAMES, backward, close, examples, features, head_steps, losses, plus, scores, slope, started, values
-from support import (
-    ALL,
-    BATCH_NORM,
-    Pooled,
-    World,
-    after,
-    dropout_mlp,
-    play,
-    run_cohorts,
-    same,
-    softmax,
-    states,
-    trained_states,
-    world,
-)
+from support import ALL, BATCH_NORM, World, after, dropout_mlp, play, run_cohorts, same, states, trained_states, world
 from torch import nn
 
 from lightning_modules.methods.fedgh import FedGH
@@ -183,7 +170,7 @@ def step(net: Arrays, points: np.ndarray, labels: np.ndarray, margin: float) -> 
     gaps = made[None] - points[:, None]  # [B, C, D]
     distances = np.sqrt((gaps**2).sum(2))
     chosen = np.eye(len(made))[labels]
-    wrong = (softmax(-distances - margin * chosen) - chosen) / len(points)
+    wrong = (support.softmax(-distances - margin * chosen) - chosen) / len(points)
     back = -(wrong[..., None] * gaps / distances[..., None]).sum(0)  # [C, D]
     inner = (back @ net[3]) * (hidden > 0)
     slopes = [inner @ net[1], inner.T @ net[0], inner.sum(0), back.T @ hidden, back.sum(0)]
@@ -335,4 +322,4 @@ def test_feature_maps() -> None:
     sent = run_cohorts(world(FedGH, FedGHServer(), model=maps), [ALL] * 2).server.downlinks([0])[0].weights
     assert set(sent) == {f"net.head.{k}" for k in ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")}
     with pytest.raises(SettingsError, match=r"class means.*\[n, 32\]"):
-        world(FedGH, FedGHServer(), model=Pooled).inline()
+        world(FedGH, FedGHServer(), model=support.Pooled).inline()
