@@ -8,6 +8,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         pool, slow = "pool" in getattr(item, "fixturenames", ()), item.get_closest_marker("slow")
         if pool or item.get_closest_marker("ray"):
             item.add_marker(pytest.mark.xdist_group("ray" if pool or not slow else "ray-programs"))
+
+
+DRAWN = {
+    "curves", "data_splits", "diagnostics_of_methods", "explicit_partition", "figures", "matrices", "shifts",
+    "surroundings", "tracking",
+}  # fmt: skip
+"""Files with tests of pictures."""
+MEASURED = {"limits", "tracking"}
+"""Files with tests of the memory in use, and of the commit."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_runs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Runs in this process leave out what would take a short one half of its time, where it is not in question.
+
+    They do not draw what is in their pictures, do not wait for the disk, ask git once, and do not add up the memory of
+    all processes.
+    """
+    from pflsim.records import environment
+
+    name = request.path.stem.removeprefix("test_")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        if name not in DRAWN:
+            patch.setattr("matplotlib.figure.Figure.draw", lambda figure, renderer: None)
+        if name not in MEASURED:
+            patch.setattr("pflsim.records.tracker.held_mb", lambda: 100.0)
+            patch.setattr(environment, "_git", cache(environment._git))
+        yield
 
 
 @pytest.fixture

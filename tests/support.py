@@ -29,6 +29,7 @@ from lightning_modules.nets.net import Net
 from lightning_modules.prepare import PreparedRun, prepare
 from lightning_modules.training import Training
 from pflsim.analysis.runs import Run
+from pflsim.commands.tune import finish
 from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.config.settings import Settings
 from pflsim.data.dataset import Dataset
@@ -111,6 +112,11 @@ class World:
 
     def on_error(self, rule: str) -> Any:
         return replace(self, settings=Settings(on_client_error=rule))
+
+
+def in_this_process(runs: Iterable[Settings], parallel: int) -> Iterator[tuple[int, str]]:
+    """In the place of `side_by_side`: the imports of other processes take longer than small runs."""
+    yield from ((number, finish(run)) for number, run in enumerate(runs))
 
 
 def inline(made: Any) -> InlineExecutor:

@@ -57,7 +57,7 @@ def nodes_of(said: Sequence[str], cluster: Cluster) -> list[Node]:
 
 def test_a_node_that_dies_costs_time_and_no_bit(cluster: Cluster, tmp_path: Path) -> None:
     """As a job. Its states are lost with it: those of a checkpoint are used, and the rounds since are repeated."""
-    cluster.start(1, 1, 1, 1)
+    cluster.start(2, 1, 1)
     to = ["--address", cluster.http_address]
     saved = [*LARGE[:2], "rounds=30", *LARGE[3:], "checkpoint.every=10"]
     given = [*saved, "placement.actors=2", "run_dir=run"]

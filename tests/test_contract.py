@@ -8,34 +8,14 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+import support
 import torch
 import yaml
-from support import (
-    IN_BOTH_TIERS,
-    KINDS,
-    METHOD_PARAMS,
-    METHODS,
-    RUN_PARAMS,
-    Records,
-    check_loaded,
-    inline,
-    planned,
-    same,
-    slow_except,
-    states,
-)
+from support import IN_BOTH_TIERS, KINDS, METHODS, RUN_PARAMS, Records, inline, planned, same, slow_except, states
 
 import pflsim
-from lightning_modules.contract.checks import (
-    CHECKS,
-    SMALL,
-    Make,
-    Skipped,
-    batch_norm_works,
-    lockstep_equals_loop,
-    trainer_equals_loop,
-    training_helps,
-)
+from lightning_modules.contract import checks
+from lightning_modules.contract.checks import CHECKS, SMALL, Make, Skipped, lockstep_equals_loop, training_helps
 from lightning_modules.contract.command import maker
 from lightning_modules.prepare import PreparedRun
 from pflsim.config.compose import CONFIGS
@@ -47,7 +27,7 @@ from ray_actors.executor import RayExecutor
 from ray_actors.layout import Layout
 from ray_actors.resources import ActorPool
 
-SLOW = (batch_norm_works, lockstep_equals_loop)
+SLOW = (checks.batch_norm_works, lockstep_equals_loop)
 """Checks that run in `make test-slow` only, and for some methods; tests/test_lockstep.py has lockstep of all."""
 FAST = [check for check in CHECKS if check not in SLOW]
 
@@ -63,7 +43,7 @@ def job(method: str, *overrides: str) -> PreparedRun:
     return _made(method, overrides, torch.get_default_dtype())
 
 
-@pytest.fixture(params=METHOD_PARAMS)
+@pytest.fixture(params=support.METHOD_PARAMS)
 def method(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -93,7 +73,7 @@ OTHER_TASKS = [*product(METHODS, ("regression", "multilabel"))]
 IN_FAST = {("ditto", "regression"), ("fedrep", "multilabel"), ("fedproto", "regression")}
 
 
-@pytest.mark.parametrize("check", [training_helps, trainer_equals_loop, lockstep_equals_loop])
+@pytest.mark.parametrize("check", [training_helps, checks.trainer_equals_loop, lockstep_equals_loop])
 @pytest.mark.parametrize(("method", "task"), slow_except(IN_FAST, OTHER_TASKS))
 def test_other_tasks(method: str, task: str, check: Callable[[Make], None]) -> None:
     """A method trains for each task as under a Trainer and in lockstep, or says that it needs classes."""
@@ -118,7 +98,7 @@ def test_equal_on_actors(method: str, pool: ActorPool) -> None:
 def test_loaded_models_predict_as_recorded(method: str, tmp_path: Path) -> None:
     """FedBABU adapts its model to the client's examples; R-pFedPM branches on values."""
     settings = [*SMALL, "partition=dirichlet", f"run_dir={tmp_path / 'run'}", "progress=none"]
-    check_loaded(pflsim.run(method=method, overrides=settings), 1, 3, export=method in {*KINDS, "fedbabu"})
+    support.check_loaded(pflsim.run(method=method, overrides=settings), 1, 3, export=method in {*KINDS, "fedbabu"})
 
 
 @pytest.mark.parametrize("method", RUN_PARAMS)

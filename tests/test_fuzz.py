@@ -221,11 +221,7 @@ def test_nonsense_is_run_or_refused(made_up: str, tmp_path_factory: pytest.TempP
         ("seed", 2**63, "seed=9223372036854775808: expected"),
         ("seed", "0", "seed='0': expected a whole number"),
         ("model.hidden", [10**9], r"model.hidden=\[1000000000\]: expected a number .* 1000000"),
-        (
-            "partition",
-            {"_target_": "pflsim.data.partitions.n_way_k_shot", "std": -1e-9},
-            "std=-1e-09: expected",
-        ),
+        ("partition", {"_target_": "pflsim.data.partitions.n_way_k_shot", "std": -1e-9}, "std=-1e-09: expected"),
         ("lr_decay", 1e300, "lr_decay=1e.300"),
         ("weight_decay", 1e100, "weight_decay=1e.100: expected a number"),
         ("data.num_classes", 10**18, "num_classes=1000000000000000000: expected"),

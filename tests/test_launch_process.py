@@ -49,8 +49,7 @@ def test_nothing_is_imported_from_the_working_directory(command: str, tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("program", "executor"),
-    [pytest.param(["-m", "pflsim"], "ray", marks=pytest.mark.ray), ([str(LAUNCH)], "inline")],
+    ("program", "executor"), [pytest.param(["-m", "pflsim"], "ray", marks=pytest.mark.ray), ([str(LAUNCH)], "inline")]
 )
 def test_only_own_classes_are_found_in_the_working_directory(program: list[str], executor: str, tmp_path: Path) -> None:
     """Also by Ray's actors: a file in it is not imported in the place of a library."""

@@ -214,8 +214,7 @@ CONV = [*NORMED, "fraction=0.8"]
 @pytest.mark.parametrize(
     ("method", "small"),
     slow_except(
-        [("fedfcd", ODD)],
-        [("fedprox", SMALL), ("fedprox", ODD), ("fedfcd", ODD), ("fedprox", CONV), ("fedfomo", CONV)],
+        [("fedfcd", ODD)], [("fedprox", SMALL), ("fedprox", ODD), ("fedfcd", ODD), ("fedprox", CONV), ("fedfomo", CONV)]
     ),
 )
 def test_equal_on_actors(method: str, small: list[str], pool: ActorPool, tmp_path: Path) -> None:

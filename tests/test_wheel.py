@@ -20,16 +20,26 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("pflsim", "lightning_modules", "ray_actors")
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
-ON_RAY = {"own_components"}
-"""All others run inline."""
+ON_RAY = [path for path in NOTEBOOKS if path.stem == "own_components"]
+INLINE = [path for path in NOTEBOOKS if path not in ON_RAY]
 EXECUTE = """
-import sys
+import os, sys
+from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
-notebook = nbformat.read(sys.argv[1], 4)
-NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
-print(sum("text/html" in output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", [])))
+cells, parts = [], {}
+for path in map(Path, sys.argv[1:]):
+    os.mkdir(path.stem)
+    empty = f"%reset -f\\nimport os\\nos.chdir({os.path.abspath(path.stem)!r})\\ndel os"
+    parts[path.stem] = nbformat.read(path, 4).cells
+    cells += [nbformat.v4.new_code_cell(empty), *parts[path.stem]]
+NotebookClient(nbformat.v4.new_notebook(cells=cells), timeout=600, kernel_name="python3").execute()
+for name, part in parts.items():
+    outputs = [output for cell in part for output in cell.get("outputs", [])]
+    assert any("text/html" in output.get("data", {}) for output in outputs), name
+    assert os.path.isdir(f"{name}/runs"), name
 """
+"""One kernel for all notebooks, which imports the libraries once; each has a folder, and no variable of another."""
 SMALL = ["clients=3", "rounds=3", "checkpoint.every=1"]
 
 
@@ -127,15 +137,14 @@ def test_dockerfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "path",
+    "paths",
     [
-        pytest.param(p, marks=pytest.mark.ray if p.stem in ON_RAY else pytest.mark.xdist_group("wheel"), id=p.stem)
-        for p in NOTEBOOKS
+        pytest.param(INLINE, marks=pytest.mark.xdist_group("wheel"), id="inline"),
+        pytest.param(ON_RAY, marks=pytest.mark.ray, id="on Ray"),
     ],
 )
-def test_notebooks_in_an_empty_folder(program: Path, tmp_path: Path, path: Path) -> None:
-    assert int(run(tmp_path, program.with_name("python"), "-c", EXECUTE, path)) >= 1
-    assert (tmp_path / "runs").is_dir()
+def test_notebooks_in_an_empty_folder(program: Path, tmp_path: Path, paths: list[Path]) -> None:
+    run(tmp_path, program.with_name("python"), "-c", EXECUTE, *paths)
 
 
 @pytest.mark.ray

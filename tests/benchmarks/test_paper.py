@@ -24,11 +24,7 @@ ROUNDS = (((8, 10), (2, 4)), ((9, 10), (4, 4)), ((8, 10), (4, 4)))
 
 
 def made(
-    folder: Path,
-    *overrides: str,
-    counts: Sequence[Any] = ROUNDS,
-    complete: bool = True,
-    other: ModelKind | None = None,
+    folder: Path, *overrides: str, counts: Sequence[Any] = ROUNDS, complete: bool = True, other: ModelKind | None = None
 ) -> Run:
     """A run with settings as the command line would make them.
 

@@ -9,17 +9,7 @@ import torch
 from run_files import write_checkpoint
 
 from benchmarks import soak
-from benchmarks.soak import (
-    DECK,
-    KINDS,
-    Kill,
-    Soak,
-    Tally,
-    differences,
-    draw_kills,
-    put,
-    report,
-)
+from benchmarks.soak import DECK, KINDS, Kill, Soak, Tally, differences, draw_kills, put, report
 
 pytestmark = pytest.mark.slow
 

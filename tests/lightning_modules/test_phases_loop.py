@@ -169,8 +169,7 @@ TURNS = (Phase("body", "penalty", BODY), Phase("head", "objective", HEAD))
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize(
-    ("selector", "keys"),
-    [(BODY, BODY_KEYS), (HEAD, HEAD_KEYS), (Selector(("net.head.bias",)), {"net.head.bias"})],
+    ("selector", "keys"), [(BODY, BODY_KEYS), (HEAD, HEAD_KEYS), (Selector(("net.head.bias",)), {"net.head.bias"})]
 )
 def test_a_phase_moves_its_own_parameters_only(selector: Selector, keys: set[str], decay: float) -> None:
     module = Client((Phase(trainable=selector),), weight_decay=decay, momentum=0.9)

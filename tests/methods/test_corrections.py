@@ -60,14 +60,6 @@ def test_a_newcomer_starts_from_the_servers_model() -> None:
     close(anchored(states(executor)[3], "gradient"), [-0.3 * m for m in moved], 1e-6)
 
 
-def test_running_statistics_are_the_mean() -> None:
-    executor = feddyn(model=normed, training=Training(lr=0.1, batch_size=5)).inline()
-    rounds(executor, 2, 4)
-    key, state = "net.body.2.running_var", executor.server.state
-    assert key not in state.h and "net.body.2.weight" in state.h
-    torch.testing.assert_close(state.weights[key], torch.stack([s[key] for s in states(executor).values()]).mean(0))
-
-
 # SCAFFOLD
 
 
@@ -123,13 +115,14 @@ def test_a_newcomer_starts_without_a_control_variate() -> None:
         close(anchored(state, "control"), [a / (6 * 0.1) - b for a, b in zip(moved, c, strict=True)], 1e-9)
 
 
-def test_running_statistics_are_averaged_without_control_variates() -> None:
-    executor = scaffold(1.4, model=normed, training=Training(lr=0.1, batch_size=5)).inline()
+@pytest.mark.parametrize(("made", "correction"), [(feddyn, "h"), (partial(scaffold, 1.4), "control")])
+def test_running_statistics_are_averaged_without_corrections(made: Any, correction: str) -> None:
+    executor = made(model=normed, training=Training(lr=0.1, batch_size=5)).inline()
     rounds(executor, 2, 4)
     key, state = "net.body.2.running_var", executor.server.state
-    assert key not in state.control and "net.body.2.weight" in state.control
-    own = torch.stack([s[key] for s in states(executor).values()])
-    torch.testing.assert_close(state.weights[key], own.mean(0))
+    corrected = getattr(state, correction)
+    assert key not in corrected and "net.body.2.weight" in corrected
+    torch.testing.assert_close(state.weights[key], torch.stack([s[key] for s in states(executor).values()]).mean(0))
 
 
 def test_a_client_that_takes_no_step_keeps_its_control_variate() -> None:

@@ -3,24 +3,11 @@
 from functools import partial
 from typing import Any
 
+import by_hand
 import numpy as np
 import pytest
 import torch
-from by_hand import (
-    SIZES,
-    Arrays,
-    batches,
-    close,
-    evaluates,
-    examples,
-    gradient,
-    mean,
-    plus,
-    scores,
-    sgd,
-    started,
-    values,
-)
+from by_hand import SIZES, batches, close, evaluates, examples, gradient, mean, plus, scores, sgd, started, values
 from support import ALL, World, normed, rounds, states, world
 
 from lightning_modules.methods.apfl import APFL
@@ -59,7 +46,7 @@ def test_three_rounds_by_hand(adaptive: bool, eta: float) -> None:
     decay = 0.5
     with started(apfl(0.6, adaptive, training=Training(lr=eta, lr_decay=decay, batch_size=4))) as executor:
         common = values(executor.server.state.weights)
-        local: list[Arrays] = [common] * 4
+        local: list[by_hand.Arrays] = [common] * 4
         alphas = [0.6] * 4
         for t in (1, 2, 3):
             rate, trained = eta * decay ** (t - 1), []

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 from by_hand import SIZES, differences, evaluates, losses, started
-from support import ALL, BATCH_NORM, World, dataset, play, states, world
+from support import BATCH_NORM, World, dataset, play, states, world
 
 from lightning_modules.methods.fedcp import FedCP
 from lightning_modules.nets.cnn import MapCnn
 from lightning_modules.training import Training
-from pflsim.engine.execution import TrainTask
 from pflsim.messages import Message
 from pflsim.servers.gpfl import GPFL as Server
 
@@ -116,9 +115,8 @@ def test_the_first_step_of_a_round_does_not_depend_on_the_penalty(model: Any) ->
     def moved(lam: float, steps: int) -> dict[str, torch.Tensor]:
         w = fedcp(Training(lr=LR, batch_size=4, local_steps=steps), model, data, lam=lam)
         with started(w) as executor:
-            (report, *_) = (done := executor.run(TrainTask(1), executor.send(ALL))).reports
+            (report, *_) = play(executor, 1)[0].reports
             assert abs(report.losses.get("mmd", 0.0)) < 1e-14 or steps > 1
-            executor.fuse(done)
             return states(executor)[2]
 
     one, other = moved(0.0, 1), moved(9.0, 1)

@@ -3,33 +3,18 @@
 from functools import partial
 from typing import Any
 
+import by_hand
 import numpy as np
 import pytest
 import torch
-from by_hand import (
-    SIZES,
-    Arrays,
-    backward,
-    batches,
-    close,
-    evaluates,
-    examples,
-    features,
-    gradient,
-    mean,
-    plus,
-    scores,
-    slope,
-    started,
-    values,
-)
-from support import ALL, World, dataset, rounds, states, world
+from by_hand import SIZES, close, evaluates, examples, features, gradient, mean, plus, scores, slope, started, values
+from support import ALL, World, dataset, play, rounds, states, world
 
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.feddbe import FedDBE
 from lightning_modules.nets.cnn import MapCnn
 from lightning_modules.training import Training
-from pflsim.engine.execution import ReplyTask, Sent, TrainTask
+from pflsim.engine.execution import ReplyTask, Sent
 from pflsim.messages import Message
 from pflsim.seeding import seeded_global
 from pflsim.servers.feddbe import FedDBE as Server
@@ -49,7 +34,7 @@ def opened(executor: InlineExecutor, clients: tuple[int, ...] = ALL) -> InlineEx
     return executor
 
 
-def with_vector(w: Arrays, vector: np.ndarray, x: np.ndarray) -> np.ndarray:
+def with_vector(w: by_hand.Arrays, vector: np.ndarray, x: np.ndarray) -> np.ndarray:
     return scores(w, x) + vector @ w[2].T
 
 
@@ -68,16 +53,14 @@ def test_the_initial_round_and_two_rounds_by_hand() -> None:
         (target,) = mean(means, [12, 20])
         vectors = [np.zeros(5)] * 4
         for t in (1, 2):
-            done, own = executor.run(TrainTask(t), executor.send(ALL)), []
-            executor.fuse(done)
-            rate = LR * DECAY ** (t - 1)
+            (done, _), own, rate = play(executor, t), [], LR * DECAY ** (t - 1)
             for client, state in states(executor).items():
                 w, v, running, terms = common, vectors[client], np.zeros(5), []
-                for x, y in batches(executor, client, t):
+                for x, y in by_hand.batches(executor, client, t):
                     z, by = features(w, x), slope(with_vector(w, v, x), y)
                     running = (1 - MU) * running + MU * z.mean(0)
                     terms.append(KAPPA / 10 * ((running - target) ** 2).sum())
-                    step = backward(w, x, by, KAPPA / 5 * (running - target) * MU / len(y))
+                    step = by_hand.backward(w, x, by, KAPPA / 5 * (running - target) * MU / len(y))
                     step[2] = by.T @ (z + v)
                     w, v = plus(w, -rate, step), v - rate * (by @ w[2]).sum(0)
                 vectors[client] = v

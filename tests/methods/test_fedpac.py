@@ -4,25 +4,11 @@ from functools import partial
 from itertools import combinations
 from typing import Any
 
+import by_hand
 import numpy as np
 import pytest
 import torch
-from by_hand import (
-    Arrays,
-    backward,
-    batches,
-    close,
-    evaluates,
-    examples,
-    features,
-    gradient,
-    mean,
-    plus,
-    scores,
-    slope,
-    started,
-    values,
-)
+from by_hand import backward, batches, close, examples, features, gradient, mean, plus, scores, slope, started, values
 from support import ALL, BATCH_NORM, World, after, play, run_cohorts, same, states, world
 
 from lightning_modules.methods.fedpac import FedPAC
@@ -87,7 +73,7 @@ def test_three_rounds_by_hand() -> None:
         means: dict[int, np.ndarray] = {}
         for t, cohort in ((1, (0,)), (2, ALL), (3, (1, 2, 3)), (4, (0,))):
             trained, sent = play(executor, t, cohort)
-            own, v, h, counted = dict[int, Arrays](), [], [], []
+            own, v, h, counted = dict[int, by_hand.Arrays](), [], [], []
             for client in cohort:
                 (x, y), w = examples(executor, client), [*common[:2], *heads[client]]
                 variance, weighted = statistics(features(w, x), y)
@@ -125,7 +111,7 @@ def test_three_rounds_by_hand() -> None:
             for k, found in means.items():
                 close([executor.server.state.means.means[k].numpy()], [found])
             now = {client: [*common[:2], *heads[client]] for client in ALL}
-            evaluates(executor, t, lambda client, x, now=now: scores(now[client], x), "personal received")
+            by_hand.evaluates(executor, t, lambda client, x, now=now: scores(now[client], x), "personal received")
 
 
 @pytest.mark.parametrize("wide", [30, 4])

@@ -6,25 +6,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import by_hand
 import numpy as np
 import pytest
 import torch
-from by_hand import (
-    NAMES,
-    SIZES,
-    Arrays,
-    batches,
-    close,
-    evaluates,
-    examples,
-    gradient,
-    losses,
-    mean,
-    plus,
-    scores,
-    started,
-    values,
-)
+from by_hand import SIZES, Arrays, batches, close, evaluates, examples, gradient, losses, mean, plus, scores, values
 from support import World, after, dropout_mlp, normed, rounds, same, states, world
 from torch import Tensor
 
@@ -63,7 +49,7 @@ def stepped(w: Arrays, x: Any, y: Any, trained: str) -> Arrays:
 @pytest.mark.parametrize("finetune", ["head", "body", "both"])
 def test_two_rounds_and_an_evaluation_by_hand(finetune: str) -> None:
     """Bodies under the initial head, their mean, and the copy that is fine-tuned for two epochs."""
-    with started(fedbabu(finetune)) as executor:
+    with by_hand.started(fedbabu(finetune)) as executor:
         common = values(states(executor)[0])
         for t in (1, 2):
             ends = []
@@ -115,7 +101,9 @@ def numbers(client: Any = PerFedAvg, **settings: Any) -> tuple[ClientModule, Arr
     w = world(partial(client, alpha=ALPHA, **settings), Server(), training=Training(lr=BETA))
     module, rng = w.factory.build().double(), np.random.default_rng(5)
     start = [rng.normal(size=v.shape) for v in values(module.state_dict())]
-    module.receive(Message(weights={f"net.{k}": torch.from_numpy(v) for k, v in zip(NAMES, start, strict=True)}))
+    module.receive(
+        Message(weights={f"net.{k}": torch.from_numpy(v) for k, v in zip(by_hand.NAMES, start, strict=True)})
+    )
     return module, start, rng
 
 
@@ -242,7 +230,7 @@ def test_adaptation_is_one_step_on_the_whole_shard() -> None:
 
 def test_evaluated_after_one_step_on_a_copy() -> None:
     """The personal figure is the server's model after one step on the client's training data; nothing is kept."""
-    with started(world(PerFedAvg, Server(), training=Training(lr=0.7, batch_size=4))) as executor:
+    with by_hand.started(world(PerFedAvg, Server(), training=Training(lr=0.7, batch_size=4))) as executor:
         rounds(executor, 2, 4)
         before, common = states(executor), values(executor.server.state.weights)
 

@@ -4,28 +4,14 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from by_hand import (
-    SIZES,
-    Arrays,
-    backward,
-    batches,
-    close,
-    features,
-    mean,
-    plus,
-    scores,
-    slope,
-    started,
-    values,
-)
-from support import ALL, World, normed, rounds, same, states, world
+from by_hand import SIZES, Arrays, backward, batches, close, features, mean, plus, scores, slope, started, values
+from support import ALL, World, normed, play, rounds, same, states, world
 from torch import nn
 
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.moon import Moon
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
-from pflsim.engine.execution import TrainTask
 from pflsim.servers.fedavg import FedAvg as Server
 
 
@@ -66,8 +52,7 @@ def test_three_rounds_by_hand() -> None:
                 trained.append(w)
                 losses.append(np.mean(found))
             common = mean(trained, [SIZES[i] for i in cohort])
-            done = executor.run(TrainTask(t), executor.send(cohort))
-            executor.fuse(done)
+            done, _ = play(executor, t, cohort)
             np.testing.assert_allclose([r.losses["con"] for r in done.reports], losses, rtol=1e-9)
         for i, state in states(executor).items():
             close(values(state), previous[i] or [])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from by_hand import close, examples, gradient, plus, started, uplinks, values
-from support import World, dataset, rounds, states, trained_states, world
+from support import World, dataset, play, rounds, states, trained_states, world
 
 from lightning_modules.methods.fedamp import FedAMP
 from lightning_modules.methods.fedprox import FedProx
@@ -74,10 +74,8 @@ def test_absent_clients_count_with_their_last_upload() -> None:
     executor, last = w.inline(), dict[int, Any]()
     mixed, common = ("net.body.fc1.weight", "net.body.fc1.bias"), ("net.head.weight", "net.head.bias")
     for t, cohort in ((1, (0, 2)), (2, (1, 2)), (3, (0, 3))):
-        trained = executor.run(TrainTask(t), executor.send(cohort))
-        for up in (up for handle in trained.uplinks for up in executor.uplinks(handle)):
-            last[up.client] = {key: value.numpy().astype(np.float64) for key, value in up.weights.items()}
-        executor.fuse(trained)
+        for client, up in play(executor, t, cohort)[1].items():
+            last[client] = {key: value.numpy().astype(np.float64) for key, value in up.weights.items()}
         ids = sorted(last)
         for client in {*range(4)} - {*ids}:  # its own mixture of what it had at first
             down = w.rule.downlink(executor.server.state, client).weights

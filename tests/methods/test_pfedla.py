@@ -161,10 +161,7 @@ def test_costs_of_table_3(image: tuple[int, ...], norm: str, kept: list[str], co
         assert 750 * (payload_bytes(up) + payload_bytes(down)) / 2**20 == pytest.approx(cost, abs=0.025)
 
 
-UNITS = {
-    "net.body.fc1": ["net.body.fc1.weight", "net.body.fc1.bias"],
-    "net.head": ["net.head.weight", "net.head.bias"],
-}
+UNITS = {"net.body.fc1": ["net.body.fc1.weight", "net.body.fc1.bias"], "net.head": ["net.head.weight", "net.head.bias"]}
 N, RATE = 4, 0.02
 CASES = [(normaliser, k) for normaliser in ("softmax", "relu") for k in (0, 1)]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import ALL, World, partition, prepared, run_cohorts, same, states, world
+from support import ALL, World, nets, partition, play, prepared, run_cohorts, same, states, world
 
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.local import Local
@@ -46,16 +46,13 @@ def run(executor: InlineExecutor, cohorts: Sequence[Sequence[int]], first: int =
     """Rounds with these clients; returns the reports."""
     reports = []
     for t, cohort in enumerate(cohorts, start=first):
-        trained = executor.run(TrainTask(t), executor.send(cohort))
-        executor.fuse(trained)
-        reports.append(trained.reports)
+        reports.append(play(executor, t, cohort)[0].reports)
     return reports
 
 
-def nets(w: World, cohorts: Sequence[Sequence[int]] = COHORTS) -> dict[int, dict[str, torch.Tensor]]:
-    """Every client's body and head (the decision path), buffers included, after some rounds."""
-    found = states(run_cohorts(w, cohorts))
-    return {c: {k: v for k, v in state.items() if k.startswith("net.")} for c, state in found.items()}
+def after_rounds(w: World) -> dict[int, dict[str, torch.Tensor]]:
+    """Every client's body and head (the decision path), buffers included."""
+    return nets(states(run_cohorts(w, COHORTS)))
 
 
 # a = 1 ------------------------------------------------------------------------------------------------------------
@@ -74,9 +71,9 @@ def test_with_a_of_one_no_other_client_has_a_say(distance: str, predict: str) ->
     """Nor where a client comes in late and has no own features yet. With a < 1 others do have a say."""
     for a in (1.0, 0.5):
         w = pfedpm(a=a, lam=5.0, distance=distance, predict=predict)
-        (one, *_), (other, *_) = (nets(v).values() for v in (w, others_changed(w)))
+        (one, *_), (other, *_) = (after_rounds(v).values() for v in (w, others_changed(w)))
         assert same({0: one}, {0: other}) == (a == 1.0)
-    alone = nets(local(w))
+    alone = after_rounds(local(w))
     assert not same({0: one}, {0: alone[0]})
 
 

@@ -6,23 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import support
 import torch
 from by_hand import NAMES, backward, close, examples, features, head_steps, losses, plus, scores, slope, started, values
-from support import (
-    ALL,
-    BATCH_NORM,
-    Pooled,
-    World,
-    after,
-    dropout_mlp,
-    play,
-    run_cohorts,
-    same,
-    softmax,
-    states,
-    trained_states,
-    world,
-)
+from support import ALL, BATCH_NORM, World, after, dropout_mlp, play, run_cohorts, same, states, trained_states, world
 from torch import nn
 
 from lightning_modules.methods.fedgh import FedGH
@@ -111,11 +98,10 @@ def test_features_that_are_not_finite_are_not_hidden() -> None:
 def test_class_means_are_those_of_the_trained_body() -> None:
     """Eq. 3; their global means are those of pFedPM's server."""
     executor = fedproto().inline()
-    trained = executor.run(TrainTask(1), executor.send(range(4)))
-    executor.fuse(trained)
-    for up in executor.uplinks(trained.uplinks[0]):
-        x, y = examples(executor, up.client)
-        z = features(values(states(executor)[up.client]), x / 255.0)
+    _, sent = play(executor, 1)
+    for client, up in sent.items():
+        x, y = examples(executor, client)
+        z = features(values(states(executor)[client]), x / 255.0)
         for j in set(y):
             np.testing.assert_allclose(up.prototypes.means[j].numpy(), z[y == j].mean(0), rtol=2e-5, atol=1e-6)
 
@@ -184,7 +170,7 @@ def step(net: Arrays, points: np.ndarray, labels: np.ndarray, margin: float) -> 
     gaps = made[None] - points[:, None]  # [B, C, D]
     distances = np.sqrt((gaps**2).sum(2))
     chosen = np.eye(len(made))[labels]
-    wrong = (softmax(-distances - margin * chosen) - chosen) / len(points)
+    wrong = (support.softmax(-distances - margin * chosen) - chosen) / len(points)
     back = -(wrong[..., None] * gaps / distances[..., None]).sum(0)  # [C, D]
     inner = (back @ net[3]) * (hidden > 0)
     slopes = [inner @ net[1], inner.T @ net[0], inner.sum(0), back.T @ hidden, back.sum(0)]
@@ -198,11 +184,8 @@ def test_three_rounds_by_hand() -> None:
     net = [executor.server.state.net[k].double().numpy() for k in PARTS]
     assert [v.shape for v in net] == [(3, 5), (5, 5), (5,), (5, 5), (5,)]
     for t, cohort in ((1, ALL), (2, (1, 3)), (3, ALL)):
-        done = executor.run(TrainTask(t), executor.send(cohort))
-        ups = [up for handle in done.uplinks for up in executor.uplinks(handle)]
-        executor.fuse(done)
         pairs = []
-        for up in ups:
+        for up in play(executor, t, cohort)[1].values():
             means, counts = up.prototypes.means.double().numpy(), up.prototypes.counts.numpy()
             pairs += [(means[j], j) for j in range(3) if counts[j]]
         points, labels = np.stack([p for p, _ in pairs]), np.array([y for _, y in pairs])
@@ -339,4 +322,4 @@ def test_feature_maps() -> None:
     sent = run_cohorts(world(FedGH, FedGHServer(), model=maps), [ALL] * 2).server.downlinks([0])[0].weights
     assert set(sent) == {f"net.head.{k}" for k in ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")}
     with pytest.raises(SettingsError, match=r"class means.*\[n, 32\]"):
-        world(FedGH, FedGHServer(), model=Pooled).inline()
+        world(FedGH, FedGHServer(), model=support.Pooled).inline()

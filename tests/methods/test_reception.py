@@ -5,26 +5,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import by_hand
 import numpy as np
 import pytest
 import torch
-from by_hand import (
-    NAMES,
-    SIZES,
-    Arrays,
-    close,
-    evaluates,
-    examples,
-    features,
-    gradient,
-    losses,
-    mean,
-    plus,
-    scores,
-    sgd,
-    started,
-    values,
-)
+from by_hand import SIZES, Arrays, close, examples, features, gradient, mean, plus, scores, sgd, started, values
 from support import ALL, BATCH_NORM, World, after, nets, normed, play, rounds, same, states, world
 
 from lightning_modules.methods.fedala import MAX_PASSES, WINDOW, FedALA
@@ -64,7 +49,7 @@ def learnt(
         for start in range(0, len(y), 4):
             part = x[start : start + 4], y[start : start + 4]
             mixed = mixture(own, received, weights)
-            total += losses(scores(mixed, part[0]), part[1]).sum() / len(y)
+            total += by_hand.losses(scores(mixed, part[0]), part[1]).sum() / len(y)
             slopes, gaps = gradient(mixed, *part), plus(received, -1, own)
             steps = zip(weights, slopes[-len(weights) :], gaps[-len(weights) :], strict=True)
             weights = [np.clip(w - ETA * g * gap, 0, 1) for w, g, gap in steps]
@@ -98,11 +83,11 @@ def test_three_rounds_by_hand(p: int) -> None:
                 own[client] = w = sgd(executor, client, t, w, LR)
                 state = states(executor)[client]
                 close(values(state), w, 1e-8)
-                kept = [state[f"weights.net/{name.replace('.', '/')}"].numpy() for name in NAMES[-2 * p :]]
+                kept = [state[f"weights.net/{name.replace('.', '/')}"].numpy() for name in by_hand.NAMES[-2 * p :]]
                 close(kept, weights[client], 1e-8)
             common = mean([own[c] for c in cohort], [SIZES[c] for c in cohort])
         assert any(((v > 0.01) & (v < 0.99)).any() for each in weights for v in each)
-        evaluates(executor, 4, lambda c, x: scores(start(c, 4, "evaluate")[0], x), "personal received")
+        by_hand.evaluates(executor, 4, lambda c, x: scores(start(c, 4, "evaluate")[0], x), "personal received")
 
 
 @pytest.mark.parametrize(("threshold", "passes"), [(100.0, WINDOW + 1), (1e-300, MAX_PASSES)])

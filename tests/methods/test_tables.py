@@ -201,10 +201,7 @@ REDUCTIONS = [
     ("pfedpm lam=0", "local", "net", False),
     ("pfedpm lam=0 alternate=batch distance=mse predict=relation", "local", "net", False),
 ]
-RUNS = {
-    "mlp": ("local_epochs=null", "local_steps=5", "momentum=0.5", "lr_decay=0.9"),
-    "batch_norm": BATCH_NORM,
-}
+RUNS = {"mlp": ("local_epochs=null", "local_steps=5", "momentum=0.5", "lr_decay=0.9"), "batch_norm": BATCH_NORM}
 
 
 @cache

@@ -6,23 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import support
 from failing_executor import bare, files
 from failure_runs import TRAINING
-from support import (
-    Records,
-    World,
-    agree,
-    dropout_mlp,
-    inline,
-    pfedcfr,
-    plan,
-    prepared,
-    rounds,
-    same,
-    slow_except,
-    states,
-    world,
-)
+from support import Records, World, agree, dropout_mlp, inline, pfedcfr, plan, prepared, rounds, same, states, world
 
 from lightning_modules.base import ClientModule
 from lightning_modules.methods.fedavg import FedAvg
@@ -73,7 +60,7 @@ def outcome(executor: Any, folder: Path) -> tuple[Any, ...]:
     return states(executor), [bare(record) for record in listener.records], traces
 
 
-@pytest.mark.parametrize("name", slow_except(["packed"], PLACEMENTS))
+@pytest.mark.parametrize("name", support.slow_except(["packed"], PLACEMENTS))
 def test_equal_to_the_bit(name: str, pool: ActorPool, tmp_path: Path) -> None:
     layout = lay_out([5, 2, 9, 3], PLACEMENTS[name], [Node("here", 2, 0, 1e6)])
     for number, w in enumerate(worlds()):

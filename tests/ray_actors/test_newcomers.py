@@ -138,13 +138,12 @@ def test_fine_tuning_is_local_training_of_so_many_epochs(client: Any, own: int) 
             torch.testing.assert_close(tuned[key], value)
 
 
-@pytest.mark.parametrize("method", ["fedfcd", *(pytest.param(m, marks=pytest.mark.slow) for m in ("fedavg", "fedalp"))])
-def test_a_run_with_newcomers(method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also for a method with rounds of all clients, and for one with an initial round."""
+def test_a_run_with_newcomers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a method with an initial round; all methods are in tests/test_contract.py."""
     folder = tmp_path / "run"
     settings = ["executor=inline", "lockstep=false", "rounds=3", "clients=6", "fraction=0.6", "eval.received=true"]
     new = ["eval.holdout_clients=2", "eval.finetune_epochs=2"]
-    assert cli.main([f"method={method}", *settings, *new, f"run_dir={folder}"]) == 0
+    assert cli.main(["method=fedfcd", *settings, *new, f"run_dir={folder}"]) == 0
     with (folder / "per_client.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     assert {line["client"] for line in lines if line["model"] == "newcomer"} == {"4", "5"}

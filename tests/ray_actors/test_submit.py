@@ -241,17 +241,22 @@ def test_a_job_is_stopped_and_another_one_resumes_it() -> None:
             said = done(cluster.launch("submit", *to, *arguments))
             return [[RAY, *shlex.split(words)] for words in re.findall("^  ray (job .*)$", said, re.MULTILINE)]
 
+        def summary() -> dict[str, Any]:
+            return json.loads((run / "summary.json").read_text())
+
+        def wait_for(reached: Callable[[], bool]) -> None:
+            deadline = time.monotonic() + 120
+            while not reached():
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+
         model, records = ["model=mine.Mine", "clients=3", "executor=inline"], run / "metrics.jsonl"
         status, logs, stop = submitted(*model, "rounds=100000", "run_dir=run")
-        deadline = time.monotonic() + 120
-        while not (records.is_file() and records.read_text().count("\n") > 2):
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        wait_for(lambda: records.is_file() and records.read_text().count("\n") > 2)
         done(cluster.command(*stop))
         assert f"python launch.py submit resume={head.inner_home}/shared/run" in done(cluster.command(*logs))
         assert "was stopped" in done(cluster.command(*status))
-        rounds = json.loads((run / "summary.json").read_text())["rounds"] + 2
-        _, logs, _ = submitted("resume=run", f"rounds={rounds}")
-        log = done(cluster.command(*logs))
-        complete = json.loads((run / "summary.json").read_text())["complete"]
-        assert complete and records.read_text().count("\n") == rounds, log
+        rounds = summary()["rounds"] + 2
+        submitted("resume=run", f"rounds={rounds}")
+        wait_for(lambda: summary()["complete"])
+        assert records.read_text().count("\n") == rounds

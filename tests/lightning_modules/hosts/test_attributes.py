@@ -102,11 +102,7 @@ STACK = ((0, 1, 2, 3),)
 
 
 @pytest.mark.parametrize(
-    ("leak", "stacks"),
-    [
-        *((leak, ()) for leak in KINDS.split()),
-        *((leak, STACK) for leak in ("count", "mask", "rng")),
-    ],
+    ("leak", "stacks"), [*((leak, ()) for leak in KINDS.split()), *((leak, STACK) for leak in ("count", "mask", "rng"))]
 )
 def test_refused_with_its_name(leak: str, stacks: tuple[tuple[int, ...], ...]) -> None:
     executor = made(leak, stacks=stacks).inline()

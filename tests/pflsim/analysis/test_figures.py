@@ -149,13 +149,8 @@ def test_many_methods_take_the_page(comparison: Comparison, tmp_path: Path) -> N
 
 def test_curves_have_a_panel_each_or_names_at_their_ends(comparison: Comparison, tmp_path: Path) -> None:
     (figure, _) = all_figures([comparison], only=["curves"])["curves"]
-    assert [axes.get_title("left") for axes in figure.axes if axes.axison] == [
-        "FedRep",
-        "IFCA",
-        "pFedMe",
-        "Ditto",
-        "APFL",
-    ]
+    titles = [axes.get_title("left") for axes in figure.axes if axes.axison]
+    assert titles == ["FedRep", "IFCA", "pFedMe", "Ditto", "APFL"]
     assert all(len(axes.lines) == 3 for axes in figure.axes if axes.axison), "with Local and FedAvg"
     rates = [made(tmp_path / f"lr{n}", [[(n, 9)]] * 3, lr=0.1 * (n + 1)) for n in range(7)]
     (figure, _) = all_figures([compare(group_runs(rates))], only=["curves"])["curves"]

@@ -10,16 +10,8 @@ import pytest
 import torch
 from made_runs import made
 
-from pflsim.analysis.probe import (
-    FINETUNED,
-    Answer,
-    label_distance,
-    page,
-    reporting,
-    unlikeness,
-    update_cosine,
-    variance_between,
-)
+from pflsim.analysis import probe
+from pflsim.analysis.probe import FINETUNED, Answer, label_distance, reporting, unlikeness, update_cosine
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
 from pflsim.data.shifts import Change, Inversion, LabelPermutation, Shift
@@ -64,7 +56,7 @@ def test_differences_and_the_clients_that_lose(tmp_path: Path) -> None:
         "FedAvg (together) for 8, FedAvg+fine-tuning (personal) for" in text
         and f"Ditto (personal) for {lose:g}" in text
     )
-    html = page(
+    html = probe.page(
         found, unlike=[("labels", 0.5, "a < b")], chosen={}, trials={}, again="data=<x>", command=found.next()[1]
     )
     assert "Does personalisation pay here? Yes." in html and "a &lt; b" in html and "data=&lt;x&gt;" in html
@@ -87,7 +79,7 @@ def test_variance_between() -> None:
     within = sum(
         (row - part.mean(0)) @ (row - part.mean(0)) for part in (values[:2], values[2:6], values[6:]) for row in part
     )
-    assert variance_between(values, sizes) == pytest.approx(1 - within / total, abs=1e-14)
+    assert probe.variance_between(values, sizes) == pytest.approx(1 - within / total, abs=1e-14)
 
 
 def test_update_cosine(tmp_path: Path) -> None:

@@ -4,16 +4,7 @@ import math
 
 import pytest
 
-from pflsim.config.validate import (
-    Bounds,
-    Chance,
-    Positive,
-    Widths,
-    at_least_one,
-    checked,
-    positive,
-    stable_penalty,
-)
+from pflsim.config.validate import Bounds, Chance, Positive, Widths, at_least_one, checked, positive, stable_penalty
 from pflsim.errors import SettingsError
 
 

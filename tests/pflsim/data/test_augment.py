@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import World, dataset, prepared, same, trained_states, world
+from support import World, dataset, play, prepared, same, trained_states, world
 
 from lightning_modules.lockstep.stacks import stacks
 from lightning_modules.methods.fedavg import FedAvg
@@ -101,8 +101,7 @@ def test_evaluation_and_class_means_see_the_stored_images() -> None:
     def outcome(augment: str) -> tuple[Any, Any, Any]:
         training = Training(lr=1e-30, batch_size=4)
         executor = world(FedProto, PrototypeServer(), training=training, data=IMAGES, augment=augment).inline()
-        result = executor.run(TrainTask(1), executor.send((0, 1)))
-        executor.fuse(result)
+        result, _ = play(executor, 1, (0, 1))
         rows = executor.evaluate(EvalRequest("personal", "trained", (0, 1), ("train", "test")))
         return result.reports, executor.server_numbers(), rows
 

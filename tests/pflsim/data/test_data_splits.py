@@ -22,11 +22,7 @@ from pflsim.data.record import partition_figure, write_partition
 from pflsim.data.splits import own_test_counts
 from pflsim.errors import SettingsError
 
-SPLITS = {
-    "official": splits.official,
-    "merged": splits.merged,
-    "counts": partial(splits.counts, train=20, test=6),
-}
+SPLITS = {"official": splits.official, "merged": splits.merged, "counts": partial(splits.counts, train=20, test=6)}
 PARTITIONS = {
     "iid": partitions.iid,
     "dirichlet": partial(partitions.dirichlet, alpha=0.5, min_examples=27),
@@ -281,13 +277,8 @@ def test_a_shard_holds_its_clients_examples():
     assert class_counts(data, partition, "test")[3].tolist() == np.bincount(piece.test.y, minlength=10).tolist()
 
 
-def made(n=600, classes=10):
-    x = np.random.default_rng(0).integers(0, 256, (n, 1, 2, 2)).astype(np.uint8)
-    return Dataset("made", x, np.arange(n) % classes, classes, n * 3 // 4)
-
-
 def test_record_says_who_holds_what(tmp_path):
-    data = made()
+    data = make(450, 150)
     partition = federate(data, partitions.classes_per_client, splits.official, 6, 0)
     names = {"partition": "classes_per_client", "split": "official", "shift": ""}
     digest = write_partition(tmp_path / "run", data, partition, names)

@@ -34,10 +34,7 @@ def test_near_models_keep_their_digits() -> None:
 
 
 def test_drift_of_different_architectures_is_of_what_they_share() -> None:
-    ups = [
-        uplink(0, shared=np.zeros(2), own=np.zeros(3)),
-        uplink(1, shared=np.array([2.0, 0.0]), own=np.ones(4)),
-    ]
+    ups = [uplink(0, shared=np.zeros(2), own=np.zeros(3)), uplink(1, shared=np.array([2.0, 0.0]), own=np.ones(4))]
     assert drift(ups) == {0: 1.0, 1: 1.0}
 
 

@@ -7,19 +7,8 @@ import pytest
 import torch
 from by_hand import differences
 
-from pflsim.fusion.hypernetwork import (
-    Hypernetworks,
-    Linear,
-    descend,
-    draw,
-    draw_common,
-    level,
-    outputs,
-    pull_back,
-    rebuilt,
-    select,
-    tensors,
-)
+from pflsim.fusion import hypernetwork
+from pflsim.fusion.hypernetwork import Hypernetworks, draw, draw_common, outputs, pull_back, rebuilt, select, tensors
 
 NETS = draw(clients=5, embedding=4, hidden=(6, 3), outputs=(5, 2), seed=3)
 
@@ -68,7 +57,7 @@ def test_draws_have_the_spread_of_torch() -> None:
 
 
 def test_level_gives_equal_outputs_everywhere() -> None:
-    assert all(torch.equal(out, torch.ones_like(out)) for out in outputs(level(NETS)))
+    assert all(torch.equal(out, torch.ones_like(out)) for out in outputs(hypernetwork.level(NETS)))
 
 
 def test_select_copies_rows() -> None:
@@ -93,7 +82,7 @@ def test_a_step_descends_for_some_and_leaves_the_rest() -> None:
         return float((a * c[0][1].numpy()).sum() + (np.square(b) * c[1][1].numpy()).sum())
 
     with torch.no_grad():  # a server may be called so
-        new = descend(nets, [3, 1], objective, lr=0.5)
+        new = hypernetwork.descend(nets, [3, 1], objective, lr=0.5)
     assert all(torch.equal(t, copy) and not t.requires_grad for t, copy in zip(tensors(nets), copies, strict=True))
     for before, after in zip(tensors(nets), tensors(new), strict=True):
         assert torch.equal(before[[0, 2, 4]], after[[0, 2, 4]]) and not after.requires_grad
@@ -105,7 +94,8 @@ def test_a_step_descends_for_some_and_leaves_the_rest() -> None:
 def doubled(nets: Hypernetworks) -> Hypernetworks:
     """The same in float64."""
     hidden, heads = (
-        tuple(Linear(x.weight.double(), x.bias.double()) for x in part) for part in (nets.hidden, nets.heads)
+        tuple(hypernetwork.Linear(x.weight.double(), x.bias.double()) for x in part)
+        for part in (nets.hidden, nets.heads)
     )
     return Hypernetworks(nets.embeddings.double(), hidden, heads)
 
