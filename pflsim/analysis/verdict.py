@@ -110,6 +110,8 @@ def sentences(
         if len(tied) > 1:
             apart = f"cannot be told apart from {tied[0]}, not even on these clients"
             said.append(f"Which method is best is open: {_are(tied[1:], '', '')}{apart}.")
+        elif second := next((label for label, value in means.items() if tied and value != mean), ""):
+            said.append(f"{tied[0]} is ahead of the next, {second}, at least on these clients.")
     if few:
         lowest = f"of {plural(family.tests, 'comparison')} is at least {family.least_p:.2g} over {pairs} {family.unit}"
         needed = f"{lowest}, whatever the results; {family.pairs_needed} are needed"

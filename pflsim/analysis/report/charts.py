@@ -29,13 +29,16 @@ class Gains:
 
     Args:
         y: the axis.
-        table: [pairs, groups] by seed and client, in the order of the reference, the weakest first.
+        table: [pairs, groups] by seed and client, in the order of the reference, the weakest first. Clients that are
+            the same in every seed have their mean over the seeds.
         columns: the same; means of neighbours if there are many.
+        by_seed: whether a row is a client of one of several seeds.
     """
 
     y: Axis
     table: pd.DataFrame
     columns: pd.DataFrame
+    by_seed: bool
 
 
 def gains(benchmark: Benchmark) -> Gains | None:
@@ -45,10 +48,13 @@ def gains(benchmark: Benchmark) -> Gains | None:
     by_pair = {k: pd.concat({seed: found[primary] for seed, found in v.items()}) for k, v in values.items()}
     if (table := pd.DataFrame(by_pair).dropna()).empty:
         return None
+    if same := comparison.families[0].same_clients:
+        table = pd.concat([table.groupby(level=1).mean()], keys=[0])
     ordered = table.sort_values(comparison.reference.label, ascending=comparison.higher, kind="stable")
     parts = np.array_split(np.arange(len(table)), min(len(table), MAX_COLUMNS))
     columns = pd.DataFrame([ordered.iloc[part].mean() for part in parts])
-    return Gains(axis(columns.to_numpy().ravel().tolist(), benchmark.least, 3), ordered, columns)
+    y = axis(columns.to_numpy().ravel().tolist(), benchmark.least, 3)
+    return Gains(y, ordered, columns, benchmark.seeds > 1 and not same)
 
 
 @dataclass(frozen=True)
