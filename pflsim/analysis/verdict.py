@@ -110,7 +110,7 @@ def sentences(
         if len(tied) > 1:
             apart = f"cannot be told apart from {tied[0]}, not even on these clients"
             said.append(f"Which method is best is open: {_are(tied[1:], '', '')}{apart}.")
-        elif second := next((label for label, value in means.items() if tied and value != mean), ""):
+        elif tied and tied[0] in up and (second := [*means][1]) != reference and means[second] != mean:
             said.append(f"{tied[0]} is ahead of the next, {second}, at least on these clients.")
     if few:
         lowest = f"of {plural(family.tests, 'comparison')} is at least {family.least_p:.2g} over {pairs} {family.unit}"

@@ -49,7 +49,7 @@ def gains(benchmark: Benchmark) -> Gains | None:
     if (table := pd.DataFrame(by_pair).dropna()).empty:
         return None
     if same := comparison.families[0].same_clients:
-        table = pd.concat([table.groupby(level=1).mean()], keys=[0])
+        table = pd.concat([pd.DataFrame(table.groupby(level=1).mean())], keys=[0])
     ordered = table.sort_values(comparison.reference.label, ascending=comparison.higher, kind="stable")
     parts = np.array_split(np.arange(len(table)), min(len(table), MAX_COLUMNS))
     columns = pd.DataFrame([ordered.iloc[part].mean() for part in parts])

@@ -121,12 +121,15 @@ def test_a_band_is_inside_its_panel(page: str) -> None:
 
 
 def test_named_clients_are_in_the_order_of_the_columns(tmp_path: Path) -> None:
-    for method, right in (("local", (9, 3, 6)), ("ditto", (8, 4, 6))):
-        folder = make_run(tmp_path / method, [[(n, 10) for n in right]], method=method)
+    """They are the same in every seed: each is a column, with its mean over the seeds."""
+    for (method, right), seed in product((("local", (9, 3, 6)), ("ditto", (8, 4, 6))), (0, 1)):
+        folder = make_run(tmp_path / f"{method}{seed}", [[(n - seed, 10) for n in right]] * 2, method=method, seed=seed)
         about = {"hash": "0" * 64, "names": ["Basel", "Bern", "Chur"]}
         (folder / "partition.json").write_text(json.dumps(about))
-    text = words(report(tmp_path))
-    assert "(Bern, Chur, Basel)" in text and "With Ditto, 1 of 3 clients" in text
+    page = report(tmp_path)
+    text, shown = words(page), page[page.index('id="gains"') : page.index('id="learning"')]
+    assert "A column is a client, 3 in all" in text and "(Bern, Chur, Basel)" in text
+    assert "With Ditto, 1 of 3 clients" in text and len(re.findall(r'<circle cx="[\d.]+%" [^>]*class="loss"/>', shown)) == 1
 
 
 def test_without_validation_data_the_last_round_is_the_headline(tmp_path: Path) -> None:
