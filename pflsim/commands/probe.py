@@ -133,7 +133,7 @@ def run_probe(folder: Path, options: Mapping[str, Any]) -> Answer:
     content = {"advice": advice, "command": command, "again": repeat, "plan": plan, "trials": trials, "chosen": chosen}
     out.write_text(page(answer, unlike=unlike, **content), "utf-8")
     print(f"Does personalisation pay? {answer.pays}.", *answer.sentences, "How unlike the clients are:", sep="\n")
-    lines = [f"{what}: {value:.2f} ({scale})" for what, value, scale in unlike]
+    lines = [f"{what}: {value:.2f} ({scale})".replace("-", "−") for what, value, scale in unlike]
     minutes = (time.monotonic() - began) / 60
     print(*lines, advice, command, f"written: {out}, after {minutes:.1f} minutes", sep="\n", flush=True)
     return answer
