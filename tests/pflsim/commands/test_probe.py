@@ -92,6 +92,7 @@ def schools(path: Path) -> str:
 def test_settings_whose_answer_is_known(
     words: str, ahead: str, behind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With few examples, personal models were expected to be ahead alone; no difference is clear there."""
     monkeypatch.setattr(probe, "side_by_side", in_this_process)
     if "split=counts" not in words:  # the answer does not depend on the best learning rate
         monkeypatch.setattr(probe, "FACTORS", (1, 2))
