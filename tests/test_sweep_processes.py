@@ -47,6 +47,16 @@ def test_results_output_and_failures() -> None:
     assert found[5].result == "Z"
 
 
+def test_a_folder_for_temporary_files_with_a_path_too_long_for_a_socket(tmp_path: Path) -> None:
+    folder = tmp_path / ("a" * 80)
+    folder.mkdir()
+    code = "from pflsim.terminal.processes import in_processes as call; from platform import node as one; "
+    subprocess.run(
+        [sys.executable, "-c", code + "assert [*call([one], 1)][0].result == one()"],
+        env={**os.environ, "TMPDIR": str(folder)}, check=True,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("parallel", [1, 3])
 def test_at_most_so_many_at_once(parallel: int, tmp_path: Path) -> None:
     found = collected(*(partial(count, tmp_path, number) for number in range(5)), parallel=parallel)

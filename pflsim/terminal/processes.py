@@ -6,6 +6,7 @@ import io
 import multiprocessing
 import os
 import signal
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -18,6 +19,9 @@ from typing import Any
 
 from pflsim.engine.interrupts import SIGNALS, Stopped
 from pflsim.terminal.exit_status import exit_status
+
+LONGEST_FOLDER = 60
+"""Bytes of a folder for temporary files in which the path of a socket, 107 bytes at most, has room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,10 @@ def import_early() -> None:
     """Start the process from which `in_processes` forks, and have it import what runs need while this one goes on."""
     multiprocessing.set_forkserver_preload(["lightning_modules.light", "ray_actors.run"])
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # new processes inherit this until `_begin`
+    if len(os.fsencode(folder := tempfile.gettempdir())) > LONGEST_FOLDER:
+        tempfile.tempdir = "/tmp"
     forkserver.ensure_running()
+    tempfile.tempdir = folder
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
