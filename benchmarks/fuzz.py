@@ -23,53 +23,51 @@ import warnings
 from collections import Counter
 from pathlib import Path
 
-from pflsim.config.compose import CONFIGS
+import yaml
 
-DATA = {"images": ["digits"], "tables": ["wine", "breast_cancer"]}
-MODELS = {
-    "images": ["mlp", "cnn", "cnn_bn", "dnn", "mlp model.hidden=[]", "mlp model.hidden=[8,8]"],
-    "tables": ["tabular_mlp", "mlp", "tabular_mlp model.hidden=[]", "tabular_mlp model.norm=batch"],
+from pflsim.config.compose import CONFIGS, as_yaml, composed, composing, config_folders
+
+SCHOOLS = "{folder}/schools.csv data.label=score data.client=school"
+DATA = {
+    "images": ["digits"],
+    "tables": ["wine", "breast_cancer", SCHOOLS, SCHOOLS.replace("score", "passed"), SCHOOLS.replace("score", "kind")],
 }
+MODELS = {
+    "images": [
+        *("mlp", "mlp model.hidden=[]", "mlp model.hidden=[8,8]", "linear", "dnn", "mnist_nn", "cifar10_cnn"),
+        *(f"{name} model.padding=2" for name in ("cnn", "cnn_bn", "lenet_bn", "pfedpm_cnn_mh")),
+    ],
+    "tables": ["tabular_mlp", "mlp", "tabular_mlp model.hidden=[]", "linear"],
+}
+TORCH = ["Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop", "SparseAdam"]
 OPTIMIZERS = [
-    *(
-        "sgd",
-        "adam",
-        "adamw",
-        "RMSprop",
-        "Adagrad",
-        "Adadelta",
-        "Adamax",
-        "NAdam",
-        "RAdam",
-        "ASGD",
-        "Rprop",
-        "SparseAdam",
-    ),
-    *("LBFGS", "Adafactor", "Muon", "torch.optim.RMSprop", "rmsprop"),
+    *("sgd", "adam", "adamw", "rmsprop"),
+    *(f"torch.optim.{name}" for name in (*TORCH, "LBFGS", "Adafactor", "Muon")),
 ]
+VALUES = ["0", "1", "-1", "0.5", "2", "1e-9", "1e30", "null", "x", "[]", "true"]
 OPTIONS = {
-    "precision": ["bf16", "tf32"],
+    "precision": ["bf16"],
     "optimizer.keep": ["true"],
     "momentum": ["0.5"],
     "weight_decay": ["0.01"],
-    "clip_grad_norm": ["1.0", "0"],
+    "clip_grad_norm": ["1.0"],
     "lockstep": ["true", "false"],
     "local_steps": ["1", "3"],
     "local_epochs": ["2"],
     "batch_size": ["1", "2", "7", "1000"],
-    "lr": ["0.5", "1e-5", "1e30"],
+    "lr": ["0.5", "1e-5", "1e5"],
     "lr_schedule": ["cosine", "step", "exponential"],
     "lr_warmup": ["2"],
     "buffers": ["local", "aggregate", "recalibrate"],
     "init": ["per_client", "same"],
     "augment": ["crop_flip"],
-    "fraction": ["0.5", "0.01"],
+    "fraction": ["0.5"],
     "faults.dropout": ["0.5", "1"],
     "faults.straggler": ["0.5"],
     "eval.holdout_clients": ["1", "2"],
     "eval.finetune_epochs": ["2"],
     "eval.every": ["2"],
-    "eval.clients": ["all", "cohort", "participants", 3, 0],
+    "eval.clients": ["participants", "3"],
     "eval.received": ["true"],
     "eval.metrics": ["[macro_f1]", "[nll,macro_f1]"],
     "eval.batch_size": ["1", "3"],
@@ -83,28 +81,60 @@ OPTIONS = {
     "model.variants": ["[{hidden: [4]},{hidden: [6]}]", "[]"],
     "clients": ["1", "2", "9"],
     "seed": ["3"],
+    "server_optimizer": ["fedavgm", "fedadam", "fedadagrad", "fedyogi", "none"],
+    "task": ["regression", "multilabel", "classification"],
+    "task.loss": ["HuberLoss", "MultiMarginLoss", "NLLLoss", "l1_loss"],
+    "task.class_weights": ["balanced", "balanced_client", "[1,2]"],
+    "task.label_smoothing": ["0.1"],
+    "task.standardize_target": ["true"],
+    "eval.primary": ["auroc", "macro_f1", "rmse", "nll"],
+    "lora": ["{r: 2, targets: [fc1]}", "{r: 2}"],
+    "freeze": ["[body]", "[body.fc1]", "[head]"],
+    "checkpoint.best": ["true"],
+    "data.fit": ["client"],
 }
 
 
-def command(choose: random.Random) -> list[str]:
-    """Draw a command line."""
+def write_schools(path: Path) -> None:
+    """Write a table with five schools, in which values are missing."""
+    draw = random.Random(0)
+    rows = [
+        (school, draw.gauss(school, 3), draw.choice(["a", "b", ""]), draw.choice(["no", "yes"]), draw.choice("xyz"))
+        for school in range(5)
+        for _ in range(30)
+    ]
+    lines = ("school,score,sex,passed,kind,intake", *(f"{s},{v},{x},{p},{k},{v / 2:.2f}" for s, v, x, p, k in rows))
+    path.write_text("\n".join(lines))
+
+
+def command(choose: random.Random, folder: Path) -> list[str]:
+    """Draw a command line; `folder` has the table of schools."""
     kind = choose.choice(["images", "images", "tables"])
     names = {
         group: sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
         for group in ("method", "partition", "shift", "split")
     }
     words = [f"method={choose.choice(names['method'])}", f"data={choose.choice(DATA[kind])}"]
+    words = " ".join(words).format(folder=folder).replace("data=/", "data.path=/").split()
+    if any(word.startswith("data.path") for word in words):
+        words.append("data=table")
     words += f"model={choose.choice(MODELS[kind] if choose.random() < 0.95 else MODELS['images'])}".split()
-    for group, share in (("partition", 0.3), ("shift", 0.15), ("split", 0.3)):
+    for group, share in (("partition", 0.25), ("shift", 0.1), ("split", 0.15)):
         if choose.random() < share:
             words.append(f"{group}={choose.choice(names[group])}")
     if choose.random() < 0.4:
         words.append(f"optimizer={choose.choice(OPTIMIZERS)}")
     given = {word.partition("=")[0] for word in words}
-    for key in choose.sample(sorted(OPTIONS), choose.choice([0, 1, 1, 2, 3, 5])):
+    for key in choose.sample(sorted(OPTIONS), choose.choice([0, 1, 1, 2, 2, 3])):
         if key not in given:
             words.append(f"{key}={choose.choice(OPTIONS[key])}")
-    base = {"clients": "4", "rounds": "2", "executor": "inline", "progress": "none"}
+    if choose.random() < 0.25:
+        with composing(folders := config_folders([])):
+            method = yaml.safe_load(as_yaml(composed([words[0]], folders)))["method"]
+        names = sorted({*method} - {"client", "server"})
+        words += [f"method.{choose.choice(names)}={choose.choice(VALUES)}"] if names else []
+    base = {} if "data=table" in words else {"clients": "4"}
+    base |= {"rounds": "2", "executor": "inline", "progress": "none"}
     return [
         *(f"{key}={value}" for key, value in base.items() if key not in {w.partition("=")[0] for w in words}),
         *words,
@@ -147,10 +177,11 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the number of the first configuration")
     parser.add_argument("--timeout", type=float, default=120, help="seconds after which one configuration has hung")
     options = parser.parse_args()
-    counts = Counter[str]()
+    counts, table = Counter[str](), Path(tempfile.mkdtemp(prefix="fuzz-"))
+    write_schools(table / "schools.csv")
     start, slowest = time.perf_counter(), 0.0
     for number in range(options.first, options.count):
-        words = command(random.Random(f"{options.seed}/{number}"))
+        words = command(random.Random(f"{options.seed}/{number}"), table)
         folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
         print(f"{number}\r", end="", file=sys.stderr, flush=True)
         faulthandler.dump_traceback_later(options.timeout, exit=True)
@@ -162,6 +193,7 @@ def main() -> int:
         counts[kind] += 1
         if kind not in ("ran", "refused", "not finite"):
             print(f"{number} {kind}: {' '.join(words)}\n    {said.strip()[-1500:]}", flush=True)
+    shutil.rmtree(table)
     print(f"{dict(counts)} in {time.perf_counter() - start:.0f} s, at most {slowest:.1f} s each")
     return int(any(kind not in ("ran", "refused", "not finite") for kind in counts))
 

@@ -35,7 +35,7 @@ NET = "lightning_modules.nets.net.Net"
 SERVER_RULE, FEDAVG = "pflsim.servers.base.ServerRule", "pflsim.servers.fedavg.FedAvg"
 FILLED_IN = ("input_shape", "num_classes", "vocabulary")
 """Parameters of an own model that the simulator fills in, unless they are given."""
-DATA_FILES = "; for a file of arrays, data=npz data.path=FILE; for a table, pflsim.run(data=(train_frame, test_frame))"
+DATA_FILES = "; a file of arrays: data=npz data.path=FILE; a table: data=table data.path=FILE data.label=COLUMN"
 """Ends the error about a data set that cannot be imported."""
 NOTEBOOK = "__main__."
 """Begins the target of an object that other processes cannot import."""
