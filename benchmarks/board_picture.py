@@ -9,8 +9,8 @@ from statistics import fmean
 from benchmarks.boards import BENCHMARKS
 from benchmarks.leaderboard import Place, standing
 from pflsim.analysis.drawings import CONTEXT, GREY, GRID, mark_of
-from pflsim.analysis.identity import identity
 from pflsim.analysis.paper_style import Style, new_figure, template
+from pflsim.terminal.identity import identity
 
 STYLE = Style(10, 10, 11, 10, "DejaVu Sans")
 TITLES = {

@@ -40,7 +40,6 @@ from benchmarks.boards import BENCHMARKS, MIXED, Benchmark
 from examples import real_clients
 from pflsim.analysis.differences import Family, client_values, family
 from pflsim.analysis.groups import Group
-from pflsim.analysis.identity import identity
 from pflsim.analysis.runs import read_run
 from pflsim.analysis.verdict import scale_of, signed
 from pflsim.commands.tune import side_by_side
@@ -50,6 +49,7 @@ from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
 from pflsim.records.environment import PACKAGE, versions
 from pflsim.terminal.exit_status import exit_status
+from pflsim.terminal.identity import identity
 
 METHODS, ROWS, CLIENTS = "leaderboard-methods.csv", "leaderboard.csv", "leaderboard-clients.csv"
 KEYS = ("benchmark", "method", "seed")

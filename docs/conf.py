@@ -18,8 +18,8 @@ from latex2mathml.converter import convert
 from sphinx.application import Sphinx
 from sphinx.ext.napoleon.docstring import GoogleDocstring
 
-from pflsim.analysis.identity import identity
 from pflsim.cli import ANALYSIS, main
+from pflsim.terminal.identity import identity
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent

@@ -16,11 +16,11 @@ from documents import FENCE, PAGES, ROOT, Command, commands, rows, write_files
 
 import pflsim
 from pflsim import cli
-from pflsim.analysis.identity import FAMILIES, listed_identities
 from pflsim.config.checks import check
 from pflsim.config.components import resolve, settings_of, targets_of
 from pflsim.config.compose import CONFIGS, composed, composing, sweep, to_settings
 from pflsim.config.names import written
+from pflsim.terminal.identity import FAMILIES, listed_identities
 
 README = ROOT / "README.md"
 GUIDE = ROOT / "docs" / "guide.md"

@@ -221,7 +221,7 @@ def test_the_server_of_a_client_is_the_rule_in_its_module(
 @pytest.mark.parametrize("name", ["hospitals.csv", "x.npz", "files/my-table.csv"])
 def test_files_are_no_data_sets(name: str, refused: Refused) -> None:
     said = refused(f"data={name}", "method=fedavg")
-    assert name in said and "data=npz data.path=" in said and "pflsim.run(data=" in said
+    assert name in said and "data=npz data.path=" in said and "data=table data.path=" in said
 
 
 def test_unknown_dotted_names(own: str, refused: Refused) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 from pflsim.analysis.differences import ALPHA, Difference, Family, family, identical, values_of
 from pflsim.analysis.groups import Group, check_comparable, check_evaluation, group_runs
-from pflsim.analysis.identity import identity
 from pflsim.analysis.runs import Run
 from pflsim.analysis.verdict import sentences
 from pflsim.config.names import nearest
@@ -19,6 +18,7 @@ from pflsim.errors import SettingsError
 from pflsim.records.evaluation import Scope
 from pflsim.records.history import RoundMetrics, Traffic
 from pflsim.records.summary import Choice
+from pflsim.terminal.identity import identity
 from pflsim.types import ModelKind
 
 STATS = ("mean", "weighted_mean", "worst_decile", "median", "best_decile", "std")

@@ -13,11 +13,11 @@ from pflsim.analysis.curves import of_test, seed_points
 from pflsim.analysis.differences import Level, client_values
 from pflsim.analysis.forest import NOT_CLEAR, forest
 from pflsim.analysis.groups import Group
-from pflsim.analysis.identity import MARKS, Identity, identity
 from pflsim.analysis.paper_style import Style, new_figure
 from pflsim.analysis.tables import Table, title
 from pflsim.analysis.verdict import in_text, rounded
 from pflsim.terminal.formats import format_bytes
+from pflsim.terminal.identity import MARKS, Identity, identity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

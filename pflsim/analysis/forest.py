@@ -9,9 +9,9 @@ from rich.text import Text
 
 from pflsim.analysis.comparison import Comparison, best_first
 from pflsim.analysis.differences import Level
-from pflsim.analysis.identity import Identity, identity
 from pflsim.analysis.verdict import rounded, scale_of, signed
 from pflsim.terminal.formats import flowed
+from pflsim.terminal.identity import Identity, identity
 
 CUT = 4
 """The axis leaves out methods that are worse by this multiple of what the better half of the methods needs."""

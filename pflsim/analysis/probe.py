@@ -12,13 +12,13 @@ import numpy as np
 from pflsim.analysis.comparison import Comparison, best_first, compare
 from pflsim.analysis.differences import Difference
 from pflsim.analysis.groups import Group, group_runs
-from pflsim.analysis.identity import identity
 from pflsim.analysis.runs import Run
 from pflsim.analysis.tables import title
 from pflsim.analysis.verdict import scale_of, signed
 from pflsim.config.names import listed
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition, shard
+from pflsim.terminal.identity import identity
 
 FINETUNED = "fedavg+fine-tuning"
 """FedAvg's model after a round of local training by each client, which FedAvg's runs evaluate as personal model."""

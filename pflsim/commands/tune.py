@@ -133,10 +133,10 @@ def _run(study: Study) -> list[Path]:
 def _tables(study: Study, runs: Sequence[Path]) -> list[str]:
     """Return what was tuned and the comparison of the runs, for a terminal and in Markdown."""
     from pflsim.analysis.comparison import compare_sets
-    from pflsim.analysis.identity import identity
     from pflsim.analysis.runs import read_run
     from pflsim.analysis.tables import Table, drawn, render
     from pflsim.commands.tune_study import settings_text
+    from pflsim.terminal.identity import identity
 
     rows, failures, found = list[tuple[str, ...]](), list[str](), [read_run(path) for path in runs]
     sign = 1 if not found or found[0].higher else -1  # the best value of a trial is the highest

@@ -1,1 +1,1 @@
-"""Shows a run's progress and result on the terminal."""
+"""How runs and methods are shown: live displays, results, names, colours and numbers."""

@@ -19,13 +19,15 @@ from pflsim.records.folder import read_summary
 from pflsim.records.summary import RunMeta, Summary, newcomer_results, who_is_evaluated
 from pflsim.seeding import cohort
 from pflsim.terminal.formats import CHOSEN, NONE, WHEN, format_bytes, format_seconds, plural
+from pflsim.terminal.identity import identity
 from pflsim.types import ModelKind
 
 
 def accuracy_table(summary: Summary) -> Table:
     """Return the primary metric of both models in the rounds that matter."""
     meta = summary.meta
-    title = f"Test {meta.measures.primary} of {meta.method} on {meta.data}, over {who_is_evaluated(meta.evaluated_on)}"
+    what, evaluated = identity(meta.method).display, who_is_evaluated(meta.evaluated_on)
+    title = f"Test {meta.measures.primary} of {what} on {meta.data}, over {evaluated}"
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("model")
     table.add_column("when")
@@ -55,7 +57,8 @@ def result_lines(summary: Summary) -> Iterator[str]:
             yield f"{name:<12} {stats.mean:.4f} over clients, {stats.pooled:.4f} over all examples{missing}, last round"
     if last and last[1].domains:
         yield f"by domain    {', '.join(f'{name} {mean:.4f}' for name, mean in last[1].domains.items())}"
-    yield f"* {meta.method} reports its {meta.reported_model} model, {WHEN[meta.phase(meta.reported_model)]}"
+    when = WHEN[meta.phase(meta.reported_model)]
+    yield f"* {identity(meta.method).display} reports its {meta.reported_model} model, {when}"
     yield f"reports      use the figures of this model: {CHOSEN['best_val' if best else 'last']}"
     if summary.newcomers is not None:
         found = newcomer_results(summary.newcomers, meta.measures).values()
@@ -87,7 +90,7 @@ def headline(meta: RunMeta) -> str:
     task = "" if meta.task == "classification" else f", {meta.task}"
     newcomers = f" ({meta.newcomers} of them join after the last round)" if meta.newcomers else ""
     size = f"{meta.clients} clients{newcomers}, {meta.rounds} rounds, seed {meta.seed}"
-    return f"{meta.method} on {meta.data} ({meta.partition}){task}, {meta.model}: {size}"
+    return f"{identity(meta.method).display} on {meta.data} ({meta.partition}){task}, {meta.model}: {size}"
 
 
 def resume_command(folder: Path, url: str | None = None) -> str:

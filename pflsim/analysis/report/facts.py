@@ -10,7 +10,6 @@ from dataclasses import asdict
 from typing import Any
 
 from pflsim.analysis.groups import Group
-from pflsim.analysis.identity import identity
 from pflsim.analysis.runs import Run, run_settings
 from pflsim.analysis.tables import numbers
 from pflsim.config.components import COMPONENTS
@@ -20,6 +19,7 @@ from pflsim.records.environment import EnvironmentFile
 from pflsim.records.evaluation import grouped
 from pflsim.records.files import read_json
 from pflsim.records.history import METRICS
+from pflsim.terminal.identity import identity
 
 
 def undisturbed(runs: Iterable[Run]) -> bool:

@@ -10,9 +10,9 @@ from statistics import fmean
 from pflsim.analysis.comparison import Comparison, Row, best_first
 from pflsim.analysis.differences import Difference
 from pflsim.analysis.forest import axis_limits, least_length
-from pflsim.analysis.identity import Identity, identity
 from pflsim.analysis.report.axes import Axis, axis
 from pflsim.analysis.report.grid import Grid
+from pflsim.terminal.identity import Identity, identity
 
 
 @dataclass(frozen=True, slots=True, eq=False)

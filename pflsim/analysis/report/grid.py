@@ -8,9 +8,9 @@ from statistics import fmean
 
 from pflsim.analysis.comparison import Row, row
 from pflsim.analysis.groups import Group
-from pflsim.analysis.identity import identity
 from pflsim.config.names import written
 from pflsim.records.summary import Choice
+from pflsim.terminal.identity import identity
 
 MAX_GROUPS = 6
 """More groups than that, with several of a method, are shown as a grid."""

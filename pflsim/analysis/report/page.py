@@ -14,7 +14,6 @@ import pflsim.analysis.report.facts as facts
 import pflsim.analysis.report.structure as structure
 from pflsim.analysis.comparison import STATS, Comparison, Spread, compare, compare_sets, row
 from pflsim.analysis.groups import Group, check_evaluation
-from pflsim.analysis.identity import FAMILIES, identity
 from pflsim.analysis.report.axes import axis
 from pflsim.analysis.report.forest import Benchmark, overall
 from pflsim.analysis.report.grid import MAX_GROUPS, grid_of
@@ -29,6 +28,7 @@ from pflsim.records.folder import LOG
 from pflsim.records.history import METRICS
 from pflsim.records.summary import who_is_evaluated
 from pflsim.terminal.formats import CHOSEN, NONE, WHEN, format_bytes, format_seconds, plural
+from pflsim.terminal.identity import FAMILIES, identity
 
 
 def page(folders: Sequence[Path], study: Path | None = None) -> str:

@@ -8,10 +8,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from pflsim.analysis.identity import Identity, identity
 from pflsim.analysis.runs import find_runs, read_run, run_settings
 from pflsim.config.names import written
 from pflsim.records.files import keys, read_json
+from pflsim.terminal.identity import Identity, identity
 
 STUDY = "tuned.json"
 

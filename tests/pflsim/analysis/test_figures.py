@@ -17,9 +17,9 @@ from pflsim.analysis.curves import of_test, seed_points
 from pflsim.analysis.figures import NAMES, all_figures, main
 from pflsim.analysis.forest import NOT_CLEAR
 from pflsim.analysis.groups import group_runs
-from pflsim.analysis.identity import identity
 from pflsim.analysis.paper_style import STYLES
 from pflsim.errors import SettingsError
+from pflsim.terminal.identity import identity
 
 GAINS = {
     "local": (0, 0, 0), "fedrep": (10, 11, 12), "ifca": (1, 9, 20), "ditto": (0, 0, 0), "fedavg": (-9, -8, -9),

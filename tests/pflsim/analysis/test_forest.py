@@ -17,9 +17,9 @@ from rich.console import Console
 from pflsim.analysis.comparison import Comparison, compare
 from pflsim.analysis.forest import GLYPHS, Forest, ForestRow, as_text, axis_limits, forest
 from pflsim.analysis.groups import group_runs
-from pflsim.analysis.identity import MARKS, identity
 from pflsim.analysis.report.forest import Benchmark, overall
 from pflsim.analysis.tables import forest_text, render
+from pflsim.terminal.identity import MARKS, identity
 
 OTHERS = ["fedrep", "ifca", "fedavg", "ditto", "pfedme", "scaffold"]
 finite = st.floats(-80, 80).map(lambda x: round(x, 3))

@@ -11,10 +11,10 @@ from made_runs import made
 from pflsim.analysis.comparison import compare
 from pflsim.analysis.differences import Difference, Family, Level, wilcoxon
 from pflsim.analysis.groups import Group, group_runs
-from pflsim.analysis.identity import DASHES, MARKS, OWN, Identity, identity, listed_identities
 from pflsim.analysis.runs import Run
 from pflsim.analysis.tables import records, render
 from pflsim.config.compose import CONFIGS
+from pflsim.terminal.identity import DASHES, MARKS, OWN, Identity, identity, listed_identities
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
