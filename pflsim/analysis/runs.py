@@ -96,8 +96,9 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The folder's name."""
-        return self.folder.resolve().name
+        """The folder's name; if it is a number, such as that of a job or seed, the folder above too."""
+        path = self.folder.resolve()
+        return "/".join(path.parts[-2:]) if path.name.isdigit() else path.name
 
     @property
     def method(self) -> str:

@@ -40,6 +40,12 @@ class Gains:
     columns: pd.DataFrame
     by_seed: bool
 
+    def losers(self, reference: str, higher: bool) -> list[tuple[int, int, int]]:
+        """Return the three clients that most methods make worse: seed, client, and the number of the methods."""
+        lost = (self.table.sub(self.table[reference], axis=0) * (1 if higher else -1) < -1e-9).sum(axis=1)
+        found = lost[lost > 0].sort_values(ascending=False, kind="stable")[:3]
+        return [(seed, client, count) for (seed, client), count in found.items()]
+
 
 def gains(benchmark: Benchmark) -> Gains | None:
     """Return the values of the clients that all groups have; None if there is no such client."""

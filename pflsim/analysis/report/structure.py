@@ -63,7 +63,13 @@ class Weights:
         own = "own group" if self.gaps[-1] else "others"
         parts = (("self", values.diagonal()), (own, off[same]), ("other groups", off[~same]))
         means = [(name, own[np.isfinite(own)]) for name, own in parts]
-        return ", ".join(f"{name} {own.mean():.3g}".replace("-", "−") for name, own in means if len(own))
+        written = [(name, _mean(own.mean(), self.matrix)) for name, own in means if len(own)]
+        return ", ".join(f"{name} {mean}" for name, mean in written)
+
+
+def _mean(value: float, matrix: Matrix) -> str:
+    tiny = matrix.name.partition("/")[0] in WEIGHTS and value < 0.001
+    return "below 0.001" if tiny else f"{value:.3g}".replace("-", "−")
 
 
 def _off(matrix: Matrix) -> np.ndarray:
@@ -138,7 +144,7 @@ def held(benchmark: Benchmark) -> tuple[Run, list[tuple[str, int, list[int]]], l
     """
     run = shown_run(benchmark.lines[0], benchmark)
     about = run.partition
-    if "class_counts" not in about:
+    if not about.get("class_counts") or "classes" not in about:
         return None
     counts, names = about["class_counts"], about.get("names", ())
     rows = zip(*by_group(run, len(counts)), strict=True)
@@ -148,8 +154,9 @@ def held(benchmark: Benchmark) -> tuple[Run, list[tuple[str, int, list[int]]], l
 
 
 def client_name(names: Sequence[str], client: int) -> str:
-    """Return the name of a client, or its number if it has none."""
-    return names[client] if names else f"client {client}"
+    """Return the name of a client; `client N` if it is a number, or there is none."""
+    name = names[client] if names else str(client)
+    return f"client {name}" if name.isdigit() else name
 
 
 def histogram(values: Sequence[int]) -> Iterator[tuple[str, int]]:

@@ -122,11 +122,15 @@ def test_a_band_is_inside_its_panel(page: str) -> None:
 
 def test_named_clients_are_in_the_order_of_the_columns(tmp_path: Path) -> None:
     """They are the same in every seed: each is a column, with its mean over the seeds."""
-    for (method, right), seed in product((("local", (9, 3, 6)), ("ditto", (8, 4, 6))), (0, 1)):
-        folder = make_run(tmp_path / f"{method}{seed}", [[(n - seed, 10) for n in right]] * 2, method=method, seed=seed)
+    runs = {"local": (9, 3, 6), "ditto": (8, 4, 6), "ifca": (8, 4, 5)}
+    for (method, right), seed in product(runs.items(), (0, 1)):
+        folder = make_run(
+            tmp_path / f"{method}-{seed}", [[(n - seed, 10) for n in right]] * 2, method=method, seed=seed
+        )
         about = {"hash": "0" * 64, "names": ["Basel", "Bern", "Chur"]}
         (folder / "partition.json").write_text(json.dumps(about))
-    page = report(tmp_path)
+    assert "Worse with most methods: Basel (2 of 2), Chur (1 of 2)." in words(report(tmp_path))
+    page = report(tmp_path / "local-*", tmp_path / "ditto-*")
     text, shown = words(page), page[page.index('id="gains"') : page.index('id="learning"')]
     assert "A column is a client, 3 in all" in text and "(Bern, Chur, Basel)" in text
     assert "With Ditto, 1 of 3 clients" in text
