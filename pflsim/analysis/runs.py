@@ -50,7 +50,7 @@ PartitionFile = keys({
     "hash": str, "data": NotRequired[str], "partition": NotRequired[str], "clients": NotRequired[int],
     "classes": NotRequired[int], "inputs": NotRequired[Inputs], "train": NotRequired[list[list[int]]],
     "names": NotRequired[list[str]], "values": NotRequired[list[str]], "task": NotRequired[Mapping[str, Any]],
-    "class_counts": NotRequired[list[Mapping[str, int | list[int]]]],
+    "class_counts": NotRequired[list[keys({"train": list[int]})]],
 })  # fmt: skip
 """The keys of partition.json that are read back."""
 
@@ -319,10 +319,13 @@ def read_run(folder: Path) -> Run:
     partition = {key: value for key, value in partition.items() if key not in SPLITS}  # the rows are long
     with reading(folder / "metrics.jsonl", FORM):
         history = tuple(read_history(folder))
+        run = Run(folder, config, summary, history, partition, environment)
         rounds = [line.round for line in history]
         if rounds != sorted(set(rounds)) or (summary.get("complete") and rounds[-1:] != [summary["rounds"]]):
             raise ValueError(f"its rounds are not in order, or are not the {summary['rounds']} of summary.json")
-    return Run(folder, config, summary, history, partition, environment)
+        if {found.measures.primary for line in history for found in line.evaluations.values()} - {run.primary}:
+            raise ValueError(f"its primary metric is not {run.primary}, as in summary.json")
+    return run
 
 
 def run_settings(run: Run) -> dict[str, Any]:

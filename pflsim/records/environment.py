@@ -16,7 +16,7 @@ from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 
 import psutil
 
@@ -40,8 +40,9 @@ CODE = "PFLSIM_CODE"
 """The environment variable of a submitted job with the value of `code` on the machine that submitted it, as JSON."""
 
 
+Machine = keys({"gpus": list[str], "cpus": NotRequired[int | None], "memory_mb": NotRequired[int]})
 EnvironmentFile = keys({
-    "versions": Mapping[str, str | None], "code": Mapping[str, str | bool | None], "machine": keys({"gpus": list[str]}),
+    "versions": Mapping[str, str | None], "code": Mapping[str, str | bool | None], "machine": Machine,
     "command": list[str],
 })  # fmt: skip
 """The keys of environment.json that are read back."""

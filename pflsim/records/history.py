@@ -82,7 +82,7 @@ Scopes = Mapping[ModelKind, Mapping[Split, Mapping[EvalPhase, Mapping[str, Any]]
 Line = keys({
     "round": int, "cohort": int, "losses": Mapping[str, float], "traffic": Mapping[str, int],
     "accuracy": NotRequired[Scopes], "evaluation": NotRequired[Scopes], "measures": NotRequired[Mapping[str, Any]],
-    "faults": Mapping[str, int], "drift": Mapping[str, float], "seconds": Mapping[str, float],
+    "faults": Mapping[str, int], "drift": Mapping[str, float], "seconds": keys({"total": float}),
 })  # fmt: skip
 """The keys of a line of metrics.jsonl."""
 

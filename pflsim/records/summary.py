@@ -22,10 +22,10 @@ data, so it is optimistically biased; do not use it as the main result."""
 SummaryFile = keys({
     "complete": bool, "method": str, "data": str, "partition": str, "model": str, "clients": int, "rounds": int,
     "rounds_planned": int, "seed": int, "seconds": float, "peak_rss_mb": float, "reported_model": ModelKind,
-    "accuracy_of": Mapping[Literal["split", "clients", "phase"], str | Mapping[ModelKind, EvalPhase]],
+    "accuracy_of": keys({"clients": str, "phase": keys({"personal": EvalPhase, "global": EvalPhase})}),
     "states_saved": NotRequired[bool], "stopped_early": NotRequired[Mapping[str, int | str]],
     "resumed_after": NotRequired[list[int]], "actor_restarts": NotRequired[int], "warnings": NotRequired[list[str]],
-    "newcomers": NotRequired[Mapping[str, Any]], "primary": NotRequired[Mapping[str, Any]],
+    "newcomers": NotRequired[Mapping[str, Any]], "primary": NotRequired[keys({"name": str, "higher_is_better": bool})],
 })  # fmt: skip
 """The keys of summary.json that are read back."""
 
