@@ -49,7 +49,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         The exit status.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # torch's threads sleep while they wait for each other
-    streams = [stream for stream in (sys.stdout, sys.stderr) if stream]
+    os.environ["MPLBACKEND"] = "agg"  # a notebook sets one for its own processes, which need not exist here
+    sys.stdout, sys.stderr = streams = [stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr)]
     for stream in streams:
         cast(TextIOWrapper, stream).reconfigure(errors="replace")
     status = main(arguments)

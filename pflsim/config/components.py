@@ -142,7 +142,7 @@ def resolve(target: str, kind: Any = None, key: str = TARGET) -> Callable[..., A
         SettingsError: the target does not exist or is of another kind.
     """
     found = kept_object(target, key) or _imported(target, key)
-    if not callable(found):
+    if not callable(found) or (hasattr(found, "state_dict") and not inspect.isclass(found)):
         raise SettingsError(f"{key}={target}: expected a class or function, found {type(found).__name__}")
     if kind is not None:
         _check_kind(found, kind, f"{key}={target}")
@@ -161,7 +161,9 @@ def _imported(target: str, key: str) -> Any:
         with own_errors(f"{key}={target}"):
             found = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise SettingsError(f"{key}={target}: {error}{hint}") from None
+        if "." not in module or error.name != module:
+            raise SettingsError(f"{key}={target}: {error}{hint}") from None
+        found = _imported(module, key)  # a class, in which the name is
     if not hasattr(found, name):
         own = [each for each, value in vars(found).items() if getattr(value, "__module__", "") == module]
         raise SettingsError(f"{key}={target}: module {module} has no class or function {name}; {nearest(name, own)}")
