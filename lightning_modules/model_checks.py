@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -10,6 +11,7 @@ from itertools import pairwise, zip_longest
 from textwrap import shorten
 from typing import Any, get_args
 
+import numpy as np
 import torch
 import yaml
 from torch import Tensor, nn
@@ -155,7 +157,10 @@ def in_lockstep(
             if len({*full}) < len(full) or len({*buffers}) < len(buffers):
                 raise ValueError("one module or buffer has two names")
             with seeded_global(factory.seed, "trial"), Notice(_hooks) as hooks:
+                generators = random.getstate(), str(np.random.get_state())
                 client.objective((batch[0][0, :2].clone(), labels[0, :2]))
+                if generators != (random.getstate(), str(np.random.get_state())):
+                    raise ValueError("a traced step would repeat its numbers from random or numpy.random")
             hooked = any(part._backward_hooks or part._backward_pre_hooks for part in parts)
             if hooks.found or hooked or any(parameter._backward_hooks for parameter in module.net.parameters()):
                 raise ValueError("a traced step would not call the hooks of gradients")

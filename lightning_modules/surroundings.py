@@ -23,9 +23,11 @@ FLAGS = (
     *(("cudnn.deterministic", True), ("cudnn.benchmark", False)),
 )
 """Attributes of `torch.backends` and their values in a run."""
-_KINDS = "forward_pre", "forward", "backward_pre", "backward"
-_KINDS += "parameter_registration", "buffer_registration", "module_registration"
-HOOKS = (*(getattr(modules, f"_global_{kind}_hooks") for kind in _KINDS), optimizer_pre_hooks, optimizer_post_hooks)
+HOOKS: tuple[dict[int, Any], ...] = (
+    *(getattr(modules, f"_global_{kind}_hooks") for kind in ("forward_pre", "forward", "backward_pre", "backward")),
+    *(getattr(modules, f"_global_{kind}_registration_hooks") for kind in ("parameter", "buffer", "module")),
+    *(optimizer_pre_hooks, optimizer_post_hooks),
+)
 """PyTorch's hooks of all modules and optimisers; there are none in a run."""
 _running = threading.RLock()
 

@@ -125,7 +125,7 @@ def load(
 
     content, notes = encoder.columns(rows.frame), rows.targets.notes
     for name in encoder.categories:
-        if (count := content[name].nunique()) > max(MANY, len(content) / 2):
+        if (count := len({*content[name]})) > max(MANY, len(content) / 2):
             of = f"{rows.targets.name}: column {name!r} is text with {count} different values in {len(content)} rows"
             notes += (f"{of}, each of them an input; make it numbers, or leave it out of data.features",)
     return replace(rows.dataset(content, np.float32, fit=fitted), notes=notes)
