@@ -149,24 +149,24 @@ def resolve(target: str, kind: Any = None, key: str = TARGET) -> Callable[..., A
     return found
 
 
-def _imported(target: str, key: str) -> Any:
+def _imported(target: str, key: str, given: str = "") -> Any:
     module, _, name = target.rpartition(".")
-    head, hint = module.partition(".")[0], DATA_FILES * key.startswith("data.")
+    where, head, hint = f"{key}={given or target}", module.partition(".")[0], DATA_FILES * key.startswith("data.")
     if head in sys.stdlib_module_names or not module or not all(map(str.isidentifier, target.split("."))):
         expected = "expected package.module.Name of a module outside the standard library"
-        raise SettingsError(f"{key}={target}: {expected}{hint}")
+        raise SettingsError(f"{where}: {expected}{hint}")
     if find_spec(head) is None and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
-        with own_errors(f"{key}={target}"):
+        with own_errors(where):
             found = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if "." not in module or error.name != module:
-            raise SettingsError(f"{key}={target}: {error}{hint}") from None
-        found = _imported(module, key)  # a class, in which the name is
+            raise SettingsError(f"{where}: {error}{hint}") from None
+        found = _imported(module, key, given or target)  # a class that contains the name
     if not hasattr(found, name):
         own = [each for each, value in vars(found).items() if getattr(value, "__module__", "") == module]
-        raise SettingsError(f"{key}={target}: module {module} has no class or function {name}; {nearest(name, own)}")
+        raise SettingsError(f"{where}: module {module} has no class or function {name}; {nearest(name, own)}")
     return getattr(found, name)
 
 
