@@ -50,9 +50,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # torch's threads sleep while they wait for each other
     os.environ["MPLBACKEND"] = "agg"  # a notebook sets one for its own processes, which need not exist here
-    sys.stdout, sys.stderr = streams = [
-        stream or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w") for stream in (sys.stdout, sys.stderr)
-    ]
+    streams = [stream for stream in (sys.stdout, sys.stderr) if stream]
     for stream in streams:
         cast(TextIOWrapper, stream).reconfigure(errors="replace")
     status = main(arguments)
