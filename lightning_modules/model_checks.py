@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from textwrap import shorten
 from typing import Any, get_args
 
+import numpy as np
 import torch
 import yaml
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from lightning_modules.base import ClientModule
@@ -22,6 +25,7 @@ from lightning_modules.nets.net import Net, evaluating
 from lightning_modules.nets.own import OwnNet, own_net
 from pflsim.config.components import component_name, resolve, targets_of
 from pflsim.config.compose import CONFIGS
+from pflsim.config.names import listed
 from pflsim.config.settings import Settings
 from pflsim.config.validate import Bounds
 from pflsim.data.dataset import Dataset
@@ -98,6 +102,11 @@ def build_variants(factory: ClientFactory, dataset: Dataset, settings: Settings)
                 f"{model}: body and head return {shapes[0]} and {shapes[1]} for one example; expected "
                 f"{[1, *net.feature_shape]} and [1, {outputs}], for data of {dataset.num_classes} classes"
             )
+        for name, value in net.state_dict().items():
+            if not isinstance(value, Tensor):
+                raise SettingsError(f"{model}: {name} in its state_dict is a {type(value).__name__}; expected a Tensor")
+        if pair := _overlapping(net):
+            raise SettingsError(f"{model}: {listed(pair)} share memory; make them one parameter, or clone one of them")
         for name, parameter in net.named_parameters():
             if not parameter.is_floating_point():
                 raise SettingsError(f"{model}: {name} is {parameter.dtype}; expected real floating point parameters")
@@ -109,6 +118,17 @@ def build_variants(factory: ClientFactory, dataset: Dataset, settings: Settings)
             raise SettingsError(f"{model}: the method trains a copy, which lacks the hooks of parameters; hook tensors")
         found.append(module)
     return found
+
+
+def _overlapping(net: nn.Module) -> tuple[str, ...]:
+    """Return the names of two tensors that share memory, such as a weight and its transposed view; () if none do."""
+    spans = []
+    for name, value in (*net.named_parameters(), *net.named_buffers()):
+        if value.layout == torch.strided and value.numel():
+            last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+            spans.append((value.data_ptr(), value.data_ptr() + (last + 1) * value.element_size(), name))
+    spans.sort()
+    return next(((one[2], other[2]) for one, other in pairwise(spans) if other[0] < one[1]), ())
 
 
 def in_lockstep(
@@ -137,7 +157,10 @@ def in_lockstep(
             if len({*full}) < len(full) or len({*buffers}) < len(buffers):
                 raise ValueError("one module or buffer has two names")
             with seeded_global(factory.seed, "trial"), Notice(_hooks) as hooks:
+                generators = random.getstate(), str(np.random.get_state())
                 client.objective((batch[0][0, :2].clone(), labels[0, :2]))
+                if generators != (random.getstate(), str(np.random.get_state())):
+                    raise ValueError("a traced step would repeat its numbers from random or numpy.random")
             hooked = any(part._backward_hooks or part._backward_pre_hooks for part in parts)
             if hooks.found or hooked or any(parameter._backward_hooks for parameter in module.net.parameters()):
                 raise ValueError("a traced step would not call the hooks of gradients")

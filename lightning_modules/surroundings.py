@@ -11,6 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.modules import module as modules
+from torch.optim.optimizer import _global_optimizer_post_hooks as optimizer_post_hooks
+from torch.optim.optimizer import _global_optimizer_pre_hooks as optimizer_pre_hooks
 
 from pflsim.errors import SettingsError
 
@@ -20,6 +23,12 @@ FLAGS = (
     *(("cudnn.deterministic", True), ("cudnn.benchmark", False)),
 )
 """Attributes of `torch.backends` and their values in a run."""
+HOOKS: tuple[dict[int, Any], ...] = (
+    *(getattr(modules, f"_global_{kind}_hooks") for kind in ("forward_pre", "forward", "backward_pre", "backward")),
+    *(getattr(modules, f"_global_{kind}_registration_hooks") for kind in ("parameter", "buffer", "module")),
+    *(optimizer_pre_hooks, optimizer_post_hooks),
+)
+"""PyTorch's hooks of all modules and optimisers; there are none in a run."""
 _running = threading.RLock()
 
 
@@ -42,8 +51,7 @@ def torch_defaults() -> Iterator[None]:
             stack.enter_context(mode)
         for device in ("cpu", "cuda"):
             stack.enter_context(torch.autocast(device, enabled=False))
-        for name in ("forward_pre", "forward", "backward_pre", "backward"):  # of all modules
-            hooks = getattr(torch.nn.modules.module, f"_global_{name}_hooks")
+        for hooks in HOOKS:
             stack.callback(hooks.update, {**hooks})
             hooks.clear()
         yield

@@ -97,7 +97,7 @@ def _two_rounds(
         names = Selector(("net",), "without").buffers(module)
         constant.update(names)
         state = module.state_dict()
-        changed.update(name for name in names if not torch.equal(state[name], before[client][name]))
+        changed.update(name for name in names if not _equal(state[name], before[client][name]))
     with torch_threads(factory.threads):
         state = rule.init(federation)
     if rule.initial_round:
@@ -119,7 +119,7 @@ def _two_rounds(
                 torch.testing.assert_close(dict(module.state_dict()), reply.state, rtol=0, atol=0, equal_nan=True)
             except AssertionError as error:
                 raise ValueError(f"a state that is saved and loaded differs: {error}".replace("\n", " ")) from error
-            changed.update(n for n in constant & {*reply.state} if not torch.equal(reply.state[n], before[client][n]))
+            changed.update(n for n in constant & {*reply.state} if not _equal(reply.state[n], before[client][n]))
     first = host.modules[0]
     if first.reported_model == "global" and (weights := rule.global_weights(state)) is not None:
         messages = dict.fromkeys(host.clients, Message(weights=weights))
@@ -131,6 +131,10 @@ def _two_rounds(
     return frozenset(constant - changed)
 
 
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+
+
 def _is_single(_: Any, result: Any) -> bool:
     return isinstance(result, Tensor) and result.is_floating_point() and result.dtype != torch.float64
 
@@ -140,6 +144,7 @@ def _compare_scores(module: ClientModule, inputs: Tensor, model: str) -> None:
     """Check that an example gets the same scores twice, and alone and within a batch."""
     exact = deepcopy(module).double()
     inputs = inputs.double() if inputs.is_floating_point() else inputs
+    given = inputs.clone()
     with Notice(_is_single) as single:
         try:
             scores = exact.predict(inputs)
@@ -149,7 +154,10 @@ def _compare_scores(module: ClientModule, inputs: Tensor, model: str) -> None:
     again, alone = exact.predict(inputs), torch.cat([exact.predict(one) for one in inputs.split(1)])
     for found, what in ((again, "called twice"), (alone, "alone and within a batch")):
         if not torch.allclose(found, scores, rtol=(size := 1e-4 if single.found else 1e-6), atol=size, equal_nan=True):
+            wanted = "without random numbers and without statistics of the batch there"
+            if not torch.equal(given.to(inputs.dtype), inputs):
+                wanted = "that does not change its input in place"
             raise SettingsError(
                 f"{model}: in evaluation mode, the scores of an example differ by {(found - scores).abs().max():.2g} "
-                f"{what}; expected a model without random numbers and without statistics of the batch there"
+                f"{what}; expected a model {wanted}"
             )

@@ -49,6 +49,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         The exit status.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # torch's threads sleep while they wait for each other
+    os.environ["MPLBACKEND"] = "agg"  # a notebook sets one for its own processes, which need not exist here
     streams = [stream for stream in (sys.stdout, sys.stderr) if stream]
     for stream in streams:
         cast(TextIOWrapper, stream).reconfigure(errors="replace")

@@ -116,10 +116,12 @@ def test_paths_are_taken_as_they_are(path: str, runs: list[Settings]) -> None:
     assert cli.main([f"run_dir=/x/{path}"]) == 0 and runs[0].run_dir == f"/x/{path}"
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
-def test_a_config_file_in_another_encoding_is_named(encoding: str, mine: str, refused: Refused) -> None:
+@pytest.mark.parametrize(
+    ("encoding", "comment"), [("latin-1", "Gr\u00f6\u00dfe"), ("utf-16", "Gr\u00f6\u00dfe"), ("utf-16-le", "size")]
+)
+def test_a_config_file_in_another_encoding_is_named(encoding: str, comment: str, mine: str, refused: Refused) -> None:
     file = Path(mine, "method", "german.yaml")
-    file.write_text(f"# Gr\u00f6\u00dfe\n{Path(mine, 'method', 'own.yaml').read_text()}", encoding=encoding)
+    file.write_text(f"# {comment}\n{Path(mine, 'method', 'own.yaml').read_text()}", encoding=encoding)
     assert str(file) in refused("--config-dir", mine, "method=german")
 
 

@@ -1,5 +1,6 @@
 """What the calling program has set changes no result, and a run changes nothing of it."""
 
+import importlib
 import os
 import random
 import threading
@@ -43,6 +44,7 @@ class Drawing(nn.Module):
 def run(folder: Path, **settings: Any) -> str:
     """Run, and return what was recorded of the clients."""
     given = {"data": "digits", "method": "fedavg", "model": Drawing, "clients": 2, "rounds": 1, **settings}
+    given = {"optimizer": "adam", "lockstep": False, **given}  # a step of an optimiser of PyTorch
     made = pflsim.run(**given, executor="inline", progress="none", run_dir=str(folder))
     return (made.folder / "per_client.csv").read_text().replace(str(folder), "")
 
@@ -70,12 +72,14 @@ def moved_generators() -> Iterator[None]:
 
 @contextmanager
 def hooked_modules() -> Iterator[None]:
-    """Hooks of all modules, which are still there at the end."""
+    """Hooks of all modules and optimisers, which are still there at the end."""
+    optimizer = importlib.import_module("torch.optim.optimizer")
     forward = nn.modules.module.register_module_forward_hook(lambda module, given, result: result * 2)
     backward = nn.modules.module.register_module_full_backward_hook(lambda module, inputs, outputs: None)
+    step = optimizer.register_optimizer_step_pre_hook(lambda optimiser, *_: optimiser.param_groups[0].update(lr=9.0))
     yield
-    assert nn.Identity()(torch.ones(())) == 2
-    forward.remove(), backward.remove()
+    assert nn.Identity()(torch.ones(())) == 2 and optimizer._global_optimizer_pre_hooks
+    forward.remove(), backward.remove(), step.remove()
     assert nn.Identity()(torch.ones(())) == 1
 
 
@@ -169,3 +173,9 @@ def test_threads_sleep_while_they_wait(given: str | None, found: str, monkeypatc
     if given is None:
         monkeypatch.delenv("OMP_WAIT_POLICY")
     assert cli.run(["--help"]) == 0 and os.environ["OMP_WAIT_POLICY"] == found
+
+
+def test_a_backend_of_matplotlib_that_is_not_installed_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook sets one for the commands that it starts."""
+    monkeypatch.setenv("MPLBACKEND", "module://unknown")
+    assert cli.run(["--help"]) == 0 and os.environ["MPLBACKEND"] == "agg"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from typing import Any, get_args
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,9 @@ from pflsim.config.settings import Settings
 from pflsim.data.dataset import Kind
 from pflsim.errors import SettingsError
 from pflsim.seeding import seeded_global
+
+_used = WeakSet[nn.Module]()
+"""Modules whose head was replaced."""
 
 
 class Called(nn.Module):
@@ -103,7 +107,7 @@ def own_net(
     Raises:
         SettingsError: the result is no module, has no such head, or computes something else than its head does.
     """
-    where = f"model={make.__module__}.{make.__qualname__}"  # type: ignore[attr-defined]
+    where = f"model={make.__module__}.{getattr(make, '__qualname__', type(make).__name__)}"
     filled = zip(FILLED_IN, (input_shape, num_classes, vocabulary), strict=True)
     known = inspect.signature(make).parameters
     added = {name: value for name, value in filled if name in known and value is not None}
@@ -114,12 +118,16 @@ def own_net(
         raise SettingsError(f"{where} returns {type(module).__name__}; expected a torch.nn.Module")
     if any(hasattr(part, "_orig_mod") for part in module.modules()):
         raise SettingsError(f"{where} returns a compiled module (torch.compile); return the module itself")
+    if module in _used:
+        raise SettingsError(f"{where} returns the same module twice; make a new one, or return copy.deepcopy of it")
+    _used.add(module)
     name = _head_name(module, head, where)
     inputs = torch.zeros(2, *input_shape, dtype=torch.get_default_dtype() if vocabulary is None else torch.int64)
     with torch.no_grad():
         if fields:
             module, name = Called(module, fields), f"module.{name}"
-        if any(is_lazy(parameter) for parameter in module.eval().parameters()):
+        module.eval()
+        if any(is_lazy(parameter) for parameter in module.parameters()):
             module(inputs)  # draws their initial weights
         with seeded_global(0, "trial"):
             inputs = inputs.normal_() if vocabulary is None else torch.randint_like(inputs, vocabulary)
@@ -133,6 +141,9 @@ def own_net(
         features, again = _output(net.body, inputs), _output(net, inputs)
         same = again is not None and torch.allclose(again, scores, rtol=1e-5, atol=1e-6, equal_nan=True)
         if features is None or not same:
+            third = _output(net, inputs)
+            if again is not None and third is not None and not torch.allclose(again, third, equal_nan=True):
+                raise SettingsError(f"{where}: in evaluation mode, its scores change from call to call")
             raise SettingsError(
                 f"{where}: its head {name} is not the last step of forward; call it once and return its output, or "
                 "name another head with head=NAME"

@@ -142,29 +142,31 @@ def resolve(target: str, kind: Any = None, key: str = TARGET) -> Callable[..., A
         SettingsError: the target does not exist or is of another kind.
     """
     found = kept_object(target, key) or _imported(target, key)
-    if not callable(found):
+    if not callable(found) or (hasattr(found, "state_dict") and not inspect.isclass(found)):
         raise SettingsError(f"{key}={target}: expected a class or function, found {type(found).__name__}")
     if kind is not None:
         _check_kind(found, kind, f"{key}={target}")
     return found
 
 
-def _imported(target: str, key: str) -> Any:
+def _imported(target: str, key: str, given: str = "") -> Any:
     module, _, name = target.rpartition(".")
-    head, hint = module.partition(".")[0], DATA_FILES * key.startswith("data.")
+    where, head, hint = f"{key}={given or target}", module.partition(".")[0], DATA_FILES * key.startswith("data.")
     if head in sys.stdlib_module_names or not module or not all(map(str.isidentifier, target.split("."))):
         expected = "expected package.module.Name of a module outside the standard library"
-        raise SettingsError(f"{key}={target}: {expected}{hint}")
+        raise SettingsError(f"{where}: {expected}{hint}")
     if find_spec(head) is None and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
-        with own_errors(f"{key}={target}"):
+        with own_errors(where):
             found = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise SettingsError(f"{key}={target}: {error}{hint}") from None
+        if "." not in module or error.name != module:
+            raise SettingsError(f"{where}: {error}{hint}") from None
+        found = _imported(module, key, given or target)  # a class that contains the name
     if not hasattr(found, name):
         own = [each for each, value in vars(found).items() if getattr(value, "__module__", "") == module]
-        raise SettingsError(f"{key}={target}: module {module} has no class or function {name}; {nearest(name, own)}")
+        raise SettingsError(f"{where}: module {module} has no class or function {name}; {nearest(name, own)}")
     return getattr(found, name)
 
 

@@ -23,6 +23,7 @@ from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
+from yaml.reader import Reader
 
 from pflsim.config import checks
 from pflsim.config.components import COMPONENTS, TARGET, bind, check_component, short_name, with_defaults
@@ -279,6 +280,7 @@ def _compose(
     for file in (file for folder in folders for file in folder.glob("*/*.yaml")):
         with reading(file, "a text in UTF-8"):
             texts.append((file, file.read_text(encoding="utf-8")))
+            Reader(texts[-1][1])  # refuses control characters, and would not name the file later
     try:
         found, choices = _composed_files(chosen, tuple(folders), tuple(texts))
         config = deepcopy(found)

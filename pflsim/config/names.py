@@ -16,6 +16,8 @@ COMMANDS = {
     ("launch.py",): "python launch.py", ("pflsim", "__main__.py"): "python -m pflsim", ("pflsim",): "pflsim",
 }  # fmt: skip
 """The ends of a script's path, and how its user writes it."""
+MOST = 2000
+"""Characters of a list of valid names; a table can have thousands of columns."""
 MEANT = {
     "learning_rate": "lr", "on": "clients", "optim": "optimizer", "scheduler": "lr_schedule", "dataset": "data",
     "by_writer": "by_client", "writers_per_client": "ids_per_client",
@@ -82,7 +84,8 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     names = sorted({*valid} - {""})
     near = close_to(name, names)
     asked = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"{asked}valid: {', '.join(names) or 'none'}"
+    text = ", ".join(names) or "none"
+    return f"{asked}valid: {text[:MOST]}{' ...' * (len(text) > MOST)}"
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pflsim.data.dataset import MAX_NAMED, Dataset, described
+from pflsim.data.dataset import MAX_CLASSES, MAX_NAMED, Dataset, described
 from pflsim.errors import SettingsError
 from pflsim.types import TaskName
 
@@ -23,9 +23,9 @@ def labelled(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]
     """
     from pandas import isna
 
-    if len(x) != len(y):
+    if not y.ndim or len(x) != len(y):
         return x, y, 0  # an error elsewhere
-    missing = isna(y).reshape(len(y), -1).any(1)
+    missing = isna(y).any(axis=tuple(range(1, y.ndim)))
     x, y = x[~missing], y[~missing]
     if missing.any() and y.dtype.kind in "fO" and all(isinstance(v, int | float) and v == int(v) for v in y.flat):
         y = y.astype(np.int64)
@@ -35,8 +35,8 @@ def labelled(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]
 def found_targets(name: str, given: np.ndarray) -> tuple[np.ndarray, int, tuple[Any, ...] | None, tuple[str, ...]]:
     """Return targets in the form of `Dataset.y`, found from values of any type.
 
-    Text, booleans and integers are classes, numbered in sorted order unless they begin at 0; a matrix of 0 and 1 is
-    labels; floating point numbers are values of regression, unless they are only 0 and 1.
+    Text, booleans and integers are classes, numbered in sorted order unless they begin at 0 and end below MAX_CLASSES;
+    a matrix of 0 and 1 is labels; floating point numbers are values of regression, unless they are only 0 and 1.
 
     Args:
         name: of the data, for messages.
@@ -62,7 +62,7 @@ def found_targets(name: str, given: np.ndarray) -> tuple[np.ndarray, int, tuple[
         return y.astype(np.int64), 2, (False, True), ()
     y = y.astype(np.int64) if y.dtype.kind == "f" else y
     values, numbers = np.unique(y, return_inverse=True)
-    if y.dtype.kind != "U" and values[0] == 0:
+    if y.dtype.kind != "U" and values[0] == 0 and values[-1] < MAX_CLASSES:
         return y.astype(np.int64), int(values[-1]) + 1, tuple(range(int(values[-1]) + 1)), ()
     mapping = [f"{value} is {number}" for number, value in enumerate(values.tolist())]
     shown = ", ".join(mapping if len(mapping) <= MAX_NAMED else [*mapping[: MAX_NAMED - 1], "...", mapping[-1]])

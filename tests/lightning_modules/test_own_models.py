@@ -27,6 +27,7 @@ from pflsim.records.saved_settings import saved_settings
 TWO = ["clients=2", "partition=iid", "method=fedavg"]
 NUMBERS = itertools.count()
 MINE = """
+    import random
     import numpy as np
     import torch
     from torch import nn
@@ -177,6 +178,33 @@ MINE = """
             x = super().features(x)
             return x + self.c(x).sum(1, keepdim=True)
         def forward(self, x): return self.last(self.features(x))
+    class Overlapping(Two):
+        def __init__(self):
+            super().__init__()
+            self.back, self.last = nn.Linear(16, 64), nn.Linear(64, 10)
+            self.back.weight = nn.Parameter(self.a.weight.data.T)
+        def forward(self, x): return self.last(self.back(self.features(x)))
+    class Halved(Two):
+        def features(self, x): return super().features(x.mul_(0.5))
+    class Counting(Two):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+        def features(self, x):
+            self.calls += 1
+            return super().features(x) * (1 + self.calls)
+    class LayerDrop(Two):
+        def features(self, x): return super().features(x) * (random.random() > 0.1 or not self.training)
+    class NumPyDrop(Two):
+        def features(self, x): return super().features(x) * (np.random.random() > 0.1 or not self.training)
+    class Still(Two):
+        # a mode that is set without returning the module, and a buffer that is not used yet
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("empty", torch.full((2,), torch.nan))
+        def train(self, mode=True): super().train(mode)
+    with torch.random.fork_rng(): two = Two()
+    def same(): return two
     class Narrow(Net):
         def __init__(self, input_shape, num_classes):
             super().__init__(nn.Flatten(), nn.Linear(64, num_classes), (32,), num_classes)
@@ -249,9 +277,13 @@ REASONS = {
     "Complex": ["w is", "complex64"],
     "compiled": ["torch.compile"],
     "Late": ["a.weight", "register_hook"],
-    "Drifts": ["str"],
+    "Drifts": ["body._extra_state", "is a str"],
     "Halves": ["loaded differs"],
     "Noisy": ["evaluation"],
+    "Overlapping": ["a.weight", "back.weight", "memory"],
+    "Halved": ["evaluation", "input in place"],
+    "Counting": ["evaluation", "call to call"],
+    "same": ["same module twice"],
     **dict.fromkeys(("Batch", "Faint"), ["evaluation", "batch"]),
 }
 
@@ -274,9 +306,10 @@ def test_wrong_settings_of_own_models(mine: str, changes: str, refused: Callable
     assert "model" in refused(*RUN, f"model={mine}.Two", *changes.split())
 
 
-@pytest.mark.parametrize(
-    "name", ["Branch", "HookedTensor", "HookedNode", "HookedParameter", "HookedModule", "Shared", "SharedBuffer"]
-)
+SINGLE = "Branch HookedTensor HookedNode HookedParameter HookedModule Shared SharedBuffer LayerDrop NumPyDrop"
+
+
+@pytest.mark.parametrize("name", SINGLE.split())
 def test_what_cannot_be_stacked_trains_one_by_one(mine: str, name: str) -> None:
     found = prepared(*TWO, f"model={mine}.{name}")
     assert len(found.warnings) == 1 and not found.factory.stacks
@@ -296,6 +329,10 @@ def test_buffers_that_training_changes_travel(mine: str) -> None:
     for method, constant in (("fedavg", set()), ("l2gd method.p=0.99 method.lam=0.1", {"net.body.learnt"})):
         made = prepared("clients=2", "partition=iid", f"model={mine}.Moves", *f"method={method}".split())
         assert made.factory.constants == constant and "net.body.seen" in made.federation.initial
+
+
+def test_buffers_may_be_undefined_and_train_may_return_nothing(mine: str) -> None:
+    assert prepared(*TWO, f"model={mine}.Still").factory.constants == {"net.body.empty"}
 
 
 def test_a_model_that_computes_in_float32_inside_may_round(mine: str) -> None:

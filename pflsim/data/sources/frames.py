@@ -21,7 +21,7 @@ from pflsim.errors import SettingsError, reading
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-FORM = "a CSV file with a header, lines of JSON (.jsonl), or a Parquet file (pip install 'pflsim[parquet]')"
+FORM = "a CSV file in UTF-8 with a header, lines of JSON (.jsonl), or a Parquet file (pip install 'pflsim[parquet]')"
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ def load(*, root: str | None = None, size: Side = 32, grayscale: bool = False, s
 
     Returns:
         x [n, 3 or 1, size, size] uint8; with 16-bit images float32 from 0 to 1, where 1 is white. Transparency is
-        dropped. The name is the folder's.
+        dropped; of an animation or a file of several pages, the first is used. The name is the folder's.
 
     Raises:
         SettingsError: the folder does not exist, an image cannot be read or has values of more than 16 bits, a class
@@ -73,7 +73,7 @@ def _read(files: list[tuple[str, int]], size: int, grayscale: bool) -> tuple[np.
             if deep:
                 values = np.asarray(image)
                 if image.mode == "F" or values.min() < 0 or values.max() >= 2**16:
-                    raise ValueError("its values are not of 8 or 16 bits; save it with as many")
+                    raise ValueError("its values are not integers from 0 to 65535; save it with such values")
                 image = Image.fromarray((values / np.float32(2**16 - 1)).astype(np.float32))
                 x = x.astype(np.float32) / 255 if x.dtype == np.uint8 else x
             else:

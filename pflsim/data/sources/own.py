@@ -68,7 +68,7 @@ def as_dataset(
 def _in_order(name: str, test: Any, train: Any) -> Any:
     """Return the test part with the columns of its frame in the order of the training part's frame."""
     if type(test) is type(train) is tuple and len(test) == len(train) == 2:
-        return _in_order(name, test[0], train[0]), test[1]
+        return tuple(_in_order(name, *parts) for parts in zip(test, train, strict=True))
     if not all(hasattr(part, "columns") and hasattr(part, "reindex") for part in (test, train)):
         return test
     names, wanted = test.columns, train.columns

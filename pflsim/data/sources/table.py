@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 ODD = "cMm"
 """Kinds of columns that are neither numbers nor categories: complex numbers, dates and durations."""
+MANY = 20
+"""A column with more categories than this, and than half of the rows, probably has numbers or names."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,12 @@ def load(
                     x[own] = used[-1].transform(columns.iloc[own])
         return replace(dataset, x=x, encoder=dumped(replace(encoder, fitted=used)))
 
-    return rows.dataset(encoder.columns(rows.frame), np.float32, fit=fitted)
+    content, notes = encoder.columns(rows.frame), rows.targets.notes
+    for name in encoder.categories:
+        if (count := len({*content[name]})) > max(MANY, len(content) / 2):
+            of = f"{rows.targets.name}: column {name!r} is text with {count} different values in {len(content)} rows"
+            notes += (f"{of}, each of them an input; make it numbers, or leave it out of data.features",)
+    return replace(rows.dataset(content, np.float32, fit=fitted), notes=notes)
 
 
 def defaults(load: partial[Dataset]) -> dict[str, Any]:

@@ -32,6 +32,13 @@ COMPONENTS = """
     class Twice:
         def __init__(self, *, lam: float = 1.0): ...
     CONSTANT = 3
+    class Outer:
+        class Inner: ...
+        @classmethod
+        def made(cls): ...
+        def state_dict(self): ...
+        def __call__(self): ...
+    outer = Outer()
 """
 
 
@@ -148,6 +155,14 @@ def test_resolve_names_what_is_near(module: str) -> None:
     for target in ("nowhere", "nowhere.Thing", "", "json.loads"):
         with pytest.raises(SettingsError, match="^_target_="):
             resolve(target)
+
+
+def test_names_inside_classes(module: str) -> None:
+    assert resolve(f"{module}.Outer.Inner").__qualname__ == "Outer.Inner"
+    assert resolve(f"{module}.Outer.made").__name__ == "made"
+    for name, message in {"Outer.Iner": "Outer has no class or function Iner", "outer": "found Outer"}.items():
+        with pytest.raises(SettingsError, match=message):
+            resolve(f"{module}.{name}")
 
 
 def test_a_function_that_is_named_as_its_module(here: Path) -> None:

@@ -69,6 +69,8 @@ def test_the_columns_of_frames_are_matched_by_name() -> None:
     assert as_dataset(train, test).x.tolist() == [[1, 3], [2, 4], [5, 6]]
     floats = train[["a", "b"]].astype(float), test[["b", "a"]].astype(float)
     assert as_dataset((floats[0], [0, 1]), (floats[1], [1])).x.tolist() == [[1, 3], [2, 4], [5, 6]]
+    labels = frame(u=[0, 1], v=[1, 1]), frame(v=[0], u=[1])
+    assert as_dataset((floats[0], labels[0]), (floats[1], labels[1])).y.tolist() == [[0, 1], [1, 1], [1, 0]]
 
 
 def test_images_with_a_palette_have_their_colours() -> None:
@@ -82,6 +84,7 @@ def test_images_with_a_palette_have_their_colours() -> None:
     [
         ([0, 2, 0], [0, 2, 0], []),
         ([1, 3, 1], [0, 1, 0], ["1 is 0", "3 is 1"]),
+        ([0, 10**9, 0], [0, 1, 0], ["1000000000 is 1"]),
         ([-1, 1, -1], [0, 1, 0], ["-1 is 0", "1 is 1"]),
         (["dog", "cat", "dog"], [1, 0, 1], ["cat is 0", "dog is 1"]),
         ([False, True, True], [0, 1, 1], []),
@@ -114,6 +117,7 @@ def test_both_parts_number_their_labels_alike() -> None:
         (lambda: as_dataset(frame(a=[1, 2], y=[0, 1])), ["'label'"]),
         (lambda: as_dataset(frame(a=[1, None], label=[0, 1])), ["NaN"]),
         (lambda: as_dataset({"train": (X, Y)}), ["train and test"]),
+        (lambda: as_dataset(frame(a=[], label=[]), frame(a=[1], label=[0])), ["train_size=0"]),
         (lambda: as_dataset(iter([(X[0], 0)])), ["list_iterator", "map-style"]),
         (lambda: as_dataset(frame(a=[1, 2], label=[0, 1]), frame(b=[1, 2], label=[0, 1])), ["'a'", "'b'"]),
         (lambda: as_dataset(frame(a=[1], label=[0]), frame(a=[1], c=[1], label=[0])), ["'c'", "test part"]),

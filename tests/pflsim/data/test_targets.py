@@ -184,6 +184,7 @@ def test_errors_name_the_client(here: Path) -> None:
 
 def test_old_names_are_refused_with_the_new_ones() -> None:
     assert "did you mean by_client?" in nearest("by_writer", ["iid", "by_client"])
+    assert len(nearest("a", map(str, range(20000)))) < 3000
     assert "partition.ids_per_client?" in unknown_key("partition.writers_per_client", ["partition.ids_per_client"])
     with pytest.raises(SettingsError, match=r"clients="):
         Dataset("d", np.zeros((2, 2), np.float32), np.zeros(2, np.int64), 1, 2, writers=np.zeros(2))
