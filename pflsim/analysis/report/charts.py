@@ -42,9 +42,10 @@ class Gains:
 
     def losers(self, reference: str, higher: bool) -> list[tuple[int, int, int]]:
         """Return the three clients that most methods make worse: seed, client, and the number of the methods."""
-        lost = (self.table.sub(self.table[reference], axis=0) * (1 if higher else -1) < -1e-9).sum(axis=1)
-        found = lost[lost > 0].sort_values(ascending=False, kind="stable")[:3]
-        return [(seed, client, count) for (seed, client), count in found.items()]
+        worse = self.table.sub(self.table[reference], axis=0) * (1 if higher else -1) < -1e-9
+        counts = worse.to_numpy().sum(axis=1)
+        most = np.argsort(-counts, kind="stable")[:3]
+        return [(*self.table.index[place], int(counts[place])) for place in most if counts[place]]
 
 
 def gains(benchmark: Benchmark) -> Gains | None:

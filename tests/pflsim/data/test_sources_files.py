@@ -175,7 +175,7 @@ def test_image_folder_with_images_of_every_mode(tmp_path, image, red):
     image.save(tmp_path / "test" / "cat" / "1.tif")
     paint(tmp_path / "test" / "cat" / "2.png", (255, 0, 51))
     if red is None:
-        with pytest.raises(SettingsError, match=r"1\.tif.*16 bits"):
+        with pytest.raises(SettingsError, match=r"1\.tif.*65535"):
             image_folder.load(root=str(tmp_path), size=4)
         return
     data = image_folder.load(root=str(tmp_path), size=4)
