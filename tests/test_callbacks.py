@@ -1,6 +1,7 @@
 """Callbacks of `pflsim.run` and `pflsim.resume`."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,12 @@ class Seen:
         self.calls.append((self.name, "end", run))
 
 
-def test_called_in_order_with_the_records(tmp_path: Path) -> None:
+def test_called_in_order_with_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A callback that changes the working directory changes no path of the run."""
     calls = list[Any]()
-    run = pflsim.run(run_dir=tmp_path / "run", callbacks=[Seen("a", calls), Seen("b", calls)], **SMALL)
+    monkeypatch.chdir(tmp_path)
+    elsewhere = lambda result: os.chdir("/")  # noqa: E731
+    run = pflsim.run(run_dir="run", callbacks=[elsewhere, Seen("a", calls), Seen("b", calls)], **SMALL)
     events = [(name, what, getattr(found, "round", None)) for name, what, found in calls]
     each = [(w, t) for t in (1, 2, 3, 4) for w in (["evaluate", "round"] if t % 2 == 0 else ["round"])]
     assert events == [(name, *event) for event in [*each, ("end", None)] for name in "ab"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import chdir
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -82,7 +83,8 @@ class Callbacks:
         for call in self._calls[event]:
             name = getattr(call, "__qualname__", type(call).__name__)
             try:
-                said.append((name, call(argument)))
+                with chdir("."):  # paths of the run may be relative
+                    said.append((name, call(argument)))
             except Exception as error:
                 raise RunError(f"callback {name} failed after round {round_number}: {in_one_line(error)}") from error
         return said
