@@ -142,7 +142,8 @@ def resolve(target: str, kind: Any = None, key: str = TARGET) -> Callable[..., A
         SettingsError: the target does not exist or is of another kind.
     """
     found = kept_object(target, key) or _imported(target, key)
-    if not callable(found) or (hasattr(found, "state_dict") and not inspect.isclass(found)):
+    made = key.startswith("model") and hasattr(found, "state_dict") and not inspect.isclass(found)
+    if not callable(found) or made:
         raise SettingsError(f"{key}={target}: expected a class or function, found {type(found).__name__}")
     if kind is not None:
         _check_kind(found, kind, f"{key}={target}")
@@ -161,9 +162,12 @@ def _imported(target: str, key: str, given: str = "") -> Any:
         with own_errors(where):
             found = importlib.import_module(module)
     except ModuleNotFoundError as error:
+        missing = SettingsError(f"{where}: {error}{hint}")
         if "." not in module or error.name != module:
-            raise SettingsError(f"{where}: {error}{hint}") from None
-        found = _imported(module, key, given or target)  # a class that contains the name
+            raise missing from None
+        found = _imported(module, key, given or target)
+        if not inspect.isclass(found):  # only a class contains names
+            raise missing from None
     if not hasattr(found, name):
         own = [each for each, value in vars(found).items() if getattr(value, "__module__", "") == module]
         raise SettingsError(f"{where}: module {module} has no class or function {name}; {nearest(name, own)}")

@@ -162,7 +162,7 @@ def test_names_inside_classes(module: str) -> None:
     assert resolve(f"{module}.Outer.made").__name__ == "made"
     for name, message in {"Outer.Iner": "Outer has no class or function Iner", "outer": "found Outer"}.items():
         with pytest.raises(SettingsError, match=message):
-            resolve(f"{module}.{name}")
+            resolve(f"{module}.{name}", key="model._target_")
 
 
 def test_a_function_that_is_named_as_its_module(here: Path) -> None:
