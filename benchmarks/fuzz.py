@@ -161,7 +161,7 @@ def outcome(words: list[str], folder: Path) -> tuple[str, str]:
     if status == 2:
         return (
             ("refused", error)
-            if any(key in error for key in keys | {"split", "partition", "model", "eval"})
+            if any(key in error for key in keys | {"split", "partition", "model", "eval."})
             else ("no key", error)
         )
     if status == 1:
