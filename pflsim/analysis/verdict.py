@@ -114,7 +114,8 @@ def sentences(
             said.append(f"{tied[0]} is ahead of the next, {second}, at least on these clients.")
     if few:
         lowest = f"of {plural(family.tests, 'comparison')} is at least {family.least_p:.2g} over {pairs} {family.unit}"
-        needed = f"{lowest}, whatever the results; {family.pairs_needed} are needed"
+        more = "" if family.same_clients else f", that is {-(-family.pairs_needed * seeds // pairs)} seeds"
+        needed = f"{lowest}, whatever the results; {family.pairs_needed} are needed{more}"
         said.append(f"So few clients cannot show a clear difference: the corrected p-value {needed}.")
     if seeds == 1:
         said.append("Another seed may turn the order round: run at least three.")

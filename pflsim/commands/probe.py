@@ -7,6 +7,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from pflsim.commands.tune import positive, side_by_side
 from pflsim.config.compose import composed, composing, config_folders, parse, to_settings
 from pflsim.config.names import program
 from pflsim.config.settings import Settings
+from pflsim.data.dataset import Dataset
 from pflsim.data.federate import load_federation
+from pflsim.data.federated import Partition
 from pflsim.errors import RunError, SettingsError
 from pflsim.terminal.exit_status import command_parser, exit_status
 
@@ -50,6 +53,77 @@ def main(arguments: Sequence[str]) -> int:
     return exit_status(lambda: run_probe(options.pop("into"), options) and None)
 
 
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """The runs of a probe.
+
+    Args:
+        folder: of the runs and the page.
+        words: the settings of all runs as on the command line.
+        folders: where configurations are looked for.
+    """
+
+    folder: Path
+    words: Sequence[str]
+    folders: Sequence[Path]
+
+    def settings(self, name: str, text: str) -> Settings:
+        """Return the settings of a run, with further ones in a text."""
+        own = ["executor=inline", *self.words, *text.split(), f"run_dir='{self.folder / name}'"]
+        with composing(self.folders):
+            return to_settings(composed(own, self.folders))
+
+    def federation(self, seeds: int) -> tuple[Settings, Dataset, Partition]:
+        """Return the settings of all runs, the data set and its clients, if they can show a difference."""
+        with composing(self.folders):
+            keys = {str(override.key_or_group) for override in parse(self.words)}
+        if "data" not in keys or keys & {"method", "run_dir", "resume"}:
+            raise SettingsError("give data=NAME, such as data=digits, and leave out method, run_dir and resume")
+        if self.folder.exists() and any(self.folder.iterdir()):
+            raise SettingsError(f"{self.folder} is not empty; choose a new folder with --into DIR")
+        dataset, partition = load_federation(asked := self.settings("first", "method=ditto"))
+        if partition.clients < 2:
+            raise SettingsError("there is one client; give at least two")
+        if (pairs := partition.clients * seeds) < LEAST_PAIRS:
+            raise SettingsError(f"{pairs} pairs (client, seed) show nothing; give {LEAST_PAIRS} by clients or --seeds")
+        if (dataset.y == dataset.y[0]).all():
+            raise SettingsError("all labels are equal")
+        return asked, dataset, partition
+
+    def finished(self, texts: Mapping[str, str]) -> dict[str, Run]:
+        """Run settings side by side and return the runs that did not fail."""
+        runs, found = {name: self.settings(name, text) for name, text in texts.items()}, dict[str, Run]()
+        for number, failed in side_by_side(runs.values(), parallel_runs([*runs.values()])):
+            name = [*runs][number]
+            print(f"{name}: {failed or 'done'} (lr={runs[name].lr:g})", flush=True)
+            found |= {} if failed else {name: read_run(self.folder / name)}
+        return found
+
+    def plan(self, asked: Settings, seeds: int, minutes: float) -> tuple[int, str]:
+        """Run two rounds of Ditto and return how many rounds the runs have, and the plan in words."""
+        began = time.monotonic()
+        first = self.finished({"first": "method=ditto rounds=2 trace.rounds=[1]"}).get("first")
+        if first is None or first.at("best_val") is None:
+            raise RunError("the first run failed, or no client has validation examples (split.validation)")
+        runs = len(OPTIONS) * len(FACTORS) + len(APPROACHES) * (seeds - 1)
+        took, each = time.monotonic() - began, first.history[-1].total_seconds
+        rounds, needed = rounds_within(minutes, took, each, runs / parallel_runs([asked] * runs), asked.rounds)
+        if rounds < min(LEAST_ROUNDS, asked.rounds):
+            shutil.rmtree(self.folder / "first")
+            few = f"{runs} runs of {LEAST_ROUNDS} rounds take about {needed:.1f} minutes"
+            raise SettingsError(f"--minutes {minutes:g} is too short: {few}")
+        fewer = f" in place of {asked.rounds}: --minutes" * (rounds < asked.rounds)
+        return rounds, f"Up to {runs} runs, rounds={rounds}{fewer}"
+
+    def fits(self, method: str) -> bool:
+        """Return whether a method can run on the data with the model."""
+        try:
+            importlib.import_module("lightning_modules.prepare").prepare(self.settings("next", f"method={method}"))
+        except SettingsError:
+            return False
+        return True
+
+
 def run_probe(folder: Path, options: Mapping[str, Any]) -> Answer:
     """Run the trials, then the chosen values with the other seeds; print the answer and write the page.
 
@@ -61,64 +135,26 @@ def run_probe(folder: Path, options: Mapping[str, Any]) -> Answer:
         SettingsError: a setting is wrong, or the folder has files.
         RunError: all trials of a method failed, or a run with another seed did.
     """
-    words, seeds = options["settings"], options["seeds"]
-    with composing(folders := config_folders(options["config_dir"])):
-
-        def settings(name: str, text: str) -> Settings:
-            own = ["executor=inline", *words, *text.split(), f"run_dir='{folder / name}'"]
-            return to_settings(composed(own, folders))
-
-        def finished(texts: Mapping[str, str]) -> dict[str, Run]:
-            runs, found = {name: settings(name, text) for name, text in texts.items()}, dict[str, Run]()
-            for number, failed in side_by_side(runs.values(), parallel_runs([*runs.values()])):
-                name = [*runs][number]
-                print(f"{name}: {failed or 'done'} (lr={runs[name].lr:g})", flush=True)
-                found |= {} if failed else {name: read_run(folder / name)}
-            return found
-
-        keys = {str(override.key_or_group) for override in parse(words)}
-        if "data" not in keys or keys & {"method", "run_dir", "resume"}:
-            raise SettingsError("give data=NAME, such as data=digits, and leave out method, run_dir and resume")
-        if folder.exists() and any(folder.iterdir()):
-            raise SettingsError(f"{folder} is not empty; choose a new folder with --into DIR")
-        asked = settings("first", "method=ditto")
-        dataset, partition = load_federation(asked)
-        if partition.clients < 2:
-            raise SettingsError("there is one client; give at least two")
-        if (pairs := partition.clients * seeds) < LEAST_PAIRS:
-            raise SettingsError(f"{pairs} pairs (client, seed) show nothing; give {LEAST_PAIRS} by clients or --seeds")
-        if (dataset.y == dataset.y[0]).all():
-            raise SettingsError("all labels are equal")
-        given = partition.names or asked.names["partition"] == "explicit"
-        made = "" if given else ", which deals the examples to clients that are not in the data"
-        print(f"{partition.clients} clients by partition={asked.names['partition']}{made}", flush=True)
-        began = time.monotonic()
-        first = finished({"first": "method=ditto rounds=2 trace.rounds=[1]"}).get("first")
-        if first is None or first.at("best_val") is None:
-            raise RunError("the first run failed, or no client has validation examples (split.validation)")
-        runs = len(OPTIONS) * len(FACTORS) + len(APPROACHES) * (seeds - 1)
-        took, each = time.monotonic() - began, first.history[-1].total_seconds
-        share = runs / parallel_runs([asked] * runs)
-        rounds, needed = rounds_within(options["minutes"], took, each, share, asked.rounds)
-        if rounds < min(LEAST_ROUNDS, asked.rounds):
-            few = f"{runs} runs of {LEAST_ROUNDS} rounds take about {needed:.1f} minutes"
-            shutil.rmtree(folder / "first")
-            raise SettingsError(f"--minutes {options['minutes']:g} is too short: {few}")
-        plan = f"Up to {runs} runs, rounds={rounds}"
-        plan += f" in place of {asked.rounds}: --minutes" * (rounds < asked.rounds)
-        print(plan, flush=True)
-        trials = {
-            f"{method}-{n}": f"method={method} lr={asked.lr * factor:.3g} {own[n % len(own)]} rounds={rounds}"
-            for method, own in OPTIONS.items()
-            for n, factor in enumerate(FACTORS)
-        }
-        found, chosen = finished(trials), dict[str, str]()
-        for method in APPROACHES:
-            tried = {validation(reporting(method, r)): n for n, r in found.items() if method.startswith(r.method)}
-            if tried:
-                chosen[method] = tried[max(tried)]
-        again = {f"{n}-s{s}": f"{trials[n]} seed={asked.seed + s}" for n in chosen.values() for s in range(1, seeds)}
-        found |= finished(again) if again else {}
+    began, words, seeds = time.monotonic(), options["settings"], options["seeds"]
+    probe = Probe(folder, words, config_folders(options["config_dir"]))
+    asked, dataset, partition = probe.federation(seeds)
+    given = partition.names or asked.names["partition"] == "explicit"
+    made = "" if given else ", which deals the examples to clients that are not in the data"
+    print(f"{partition.clients} clients by partition={asked.names['partition']}{made}", flush=True)
+    rounds, plan = probe.plan(asked, seeds, options["minutes"])
+    print(plan, flush=True)
+    trials = {
+        f"{method}-{n}": f"method={method} lr={asked.lr * factor:.3g} {own[n % len(own)]} rounds={rounds}"
+        for method, own in OPTIONS.items()
+        for n, factor in enumerate(FACTORS)
+    }
+    found, chosen = probe.finished(trials), dict[str, str]()
+    for method in APPROACHES:
+        tried = {validation(reporting(method, r)): n for n, r in found.items() if method.startswith(r.method)}
+        if tried:
+            chosen[method] = tried[max(tried)]
+    again = {f"{n}-s{s}": f"{trials[n]} seed={asked.seed + s}" for n in chosen.values() for s in range(1, seeds)}
+    found |= probe.finished(again) if again else {}
     if failed := sorted((APPROACHES.keys() - chosen.keys()) | (again.keys() - found.keys())):
         raise RunError(f"failed: {', '.join(failed)}")
     own = [reporting(m, run) for m, n in chosen.items() for name, run in found.items() if name.partition("-s")[0] == n]
@@ -126,9 +162,8 @@ def run_probe(folder: Path, options: Mapping[str, Any]) -> Answer:
     unlike = unlikeness(dataset, partition, folder / "first" / "trace" / "round_0001")
     advice, names = answer.next()
     where = [*words, *(f"--config-dir={each}" for each in options["config_dir"])]
-    with composing(folders):
-        names = [name for name in names if _fits(settings("next", f"method={name}"))]
-    command = f"{program()} tune {shlex.join(['method=' + ','.join(names), *where, '--into', 'tuned'])}"
+    names = ",".join(filter(probe.fits, names))
+    command = f"{program()} tune {shlex.join([f'method={names}', *where, '--into', 'tuned'])}"
     repeat = f"{program()} probe {shlex.join([*where, f'--seeds={seeds}'])}"
     content = {"advice": advice, "command": command, "again": repeat, "plan": plan, "trials": trials, "chosen": chosen}
     out.write_text(page(answer, unlike=unlike, **content), "utf-8")
@@ -137,15 +172,6 @@ def run_probe(folder: Path, options: Mapping[str, Any]) -> Answer:
     minutes = (time.monotonic() - began) / 60
     print(*lines, advice, command, f"written: {out}, after {minutes:.1f} minutes", sep="\n", flush=True)
     return answer
-
-
-def _fits(settings: Settings) -> bool:
-    """Return whether a method can run on the data with the model."""
-    try:
-        importlib.import_module("lightning_modules.prepare").prepare(settings)
-    except SettingsError:
-        return False
-    return True
 
 
 def rounds_within(minutes: float, took: float, each: float, share: float, most: int) -> tuple[int, float]:

@@ -90,11 +90,15 @@ def test_two_seeds() -> None:
     assert "a is clearly better" in found and "two seeds" in found and "three" in found
 
 
-@pytest.mark.parametrize(("pairs", "tests", "least", "needed"), [(5, 1, "0.062", 6), (8, 11, "0.086", 9)])
-def test_a_correction_that_few_clients_cannot_pass(pairs: int, tests: int, least: str, needed: int) -> None:
+@pytest.mark.parametrize(
+    ("pairs", "tests", "least", "needed", "seeds"),
+    [(5, 1, "0.062", 6, 4), (8, 11, "0.086", 9, 4), (3, 1, "0.25", 6, 6)],
+)
+def test_a_correction_that_few_clients_cannot_pass(pairs: int, tests: int, least: str, needed: int, seeds: int) -> None:
+    """The pairs are those of three seeds."""
     found = said({f"m{n}": (0.1 - n / 100, "not") for n in range(tests)}, pairs=pairs)
     assert "m0 has the highest accuracy: 0.800" in found and "clearly" not in found
-    assert f"at least {least} over {pairs} pairs" in found and f"{needed} are needed" in found
+    assert f"at least {least} over {pairs} pairs" in found and f"{needed} are needed, that is {seeds} seeds" in found
     assert "pairs" not in said({f"m{n}": (0.1, "not") for n in range(tests)}, pairs=needed)
 
 
