@@ -79,9 +79,16 @@ class Answer:
 
     @property
     def ahead(self) -> list[str]:
-        """The approach with the best mean, and those that are not clearly behind it."""
+        """The approach with the best mean, and those that are not clearly behind it; not alone if a method beats it."""
         others = [APPROACHES[d.group.method] for d in self.between.differences if d.level != "clear"]
-        return [APPROACHES[self.between.reference.method], *others]
+        beaten = ["alone"] * bool(self.beyond_alone)
+        return [APPROACHES[self.between.reference.method], *(name for name in others if name not in beaten)]
+
+    @property
+    def beyond_alone(self) -> list[str]:
+        """The methods of the approaches that are clearly better than training alone."""
+        found = [d for d in self.whole.families[0].differences if d.group in self.between.groups]
+        return [shown(d.group) for d in found if d.level == "clear" and ((d.mean or 0) > 0) == self.whole.higher]
 
     @property
     def pays(self) -> str:
@@ -101,6 +108,8 @@ class Answer:
         for labels in self.whole.identical:
             names = [shown(group) for group in self.whole.groups if group.label in labels]
             said.append(f"Equal on every client: {listed(names)}.")
+        if self.beyond_alone:
+            said.append(f"Clearly better than training alone: {listed(self.beyond_alone)}.")
         times, mean = (1, "") if each.same_clients else (seeds, ", mean over seeds" * (seeds > 1))
         worse = [f"{shown(d.group)} for {d.worse / times:.3g}" for d in each.differences]
         clients = max(d.pairs for d in each.differences) / times
@@ -199,5 +208,7 @@ def page(answer: Answer, **content: Any) -> str:
     from jinja2 import Template
 
     text = Path(__file__).with_name("probe.html").read_text(encoding="utf-8")
+    scale, digits, unit = scale_of(answer.whole.primary)
     content |= {"answer": answer, "about": title(answer.whole), "identity": identity, "approaches": APPROACHES}
+    content |= {"points": lambda value: signed(scale * value, digits), "unit": unit}
     return Template(text, autoescape=True, trim_blocks=True, lstrip_blocks=True).render(content)
