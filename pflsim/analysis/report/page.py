@@ -21,13 +21,13 @@ from pflsim.analysis.report.study import Study, read_study
 from pflsim.analysis.report.words import heading, varying
 from pflsim.analysis.runs import Run, read_run
 from pflsim.analysis.tables import as_csv, drawn, numbers, records, tables, untrained
-from pflsim.analysis.verdict import decimals_of, fixed, in_text, over_benchmarks, rounded, scale_of, signed, winners
+from pflsim.analysis.verdict import decimals_of, fixed, over_benchmarks, rounded, scale_of, signed, winners
 from pflsim.config.names import listed, written
 from pflsim.errors import SettingsError
 from pflsim.records.folder import LOG
 from pflsim.records.history import METRICS
 from pflsim.records.summary import who_is_evaluated
-from pflsim.terminal.formats import CHOSEN, NONE, WHEN, format_bytes, format_seconds, plural
+from pflsim.terminal.formats import CHOSEN, NONE, WHEN, format_bytes, format_seconds, in_text, plural
 from pflsim.terminal.identity import FAMILIES, identity
 
 
