@@ -98,7 +98,7 @@ def warnings(runs: Iterable[Run]) -> list[str]:
 
 
 def _diverged(run: Run) -> Iterator[str]:
-    """Yield a sentence about clients whose loss is not finite, or above 10 and ten times the median."""
+    """Yield a sentence about clients whose loss is not finite, or above 10 and above ten times the median."""
     losses = client_values(run, "last").eval("loss / total")
     if clients := losses[~(losses <= 10 * max(1.0, losses.replace(math.inf, math.nan).median()))].index.tolist():
         names = [client_name(run.partition.get("names", ()), client) for client in clients[:MAX_NAMES]]
