@@ -18,8 +18,6 @@ MAX_CLIENTS = 100
 """Matrices of more clients are not drawn."""
 MAX_MATRICES = 4
 SHADES = 10
-WEIGHTS = ("alpha", "zeta")
-"""Matrices of weights, which share one scale."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,8 @@ def _mean(value: float, matrix: Matrix) -> str:
 
 
 def _mixes(matrix: Matrix) -> bool:
-    return matrix.name.partition("/")[0] in WEIGHTS
+    """Return whether a matrix has weights, which share one scale."""
+    return matrix.name.partition("/")[0] in ("alpha", "zeta")
 
 
 def _off(matrix: Matrix) -> np.ndarray:
