@@ -160,7 +160,7 @@ def test_interpolation(runs: list[Settings], refused: Refused) -> None:
 def test_sweeps(runs: list[Settings], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["method=local,fedavg", "seed=0,1", "-m", "rounds=3"]) == 0
     assert [(r.names["method"], r.seed, r.rounds) for r in runs] == [*product(("local", "fedavg"), (0, 1), (3,))]
-    assert "[4/4] fedavg seed=1" in capsys.readouterr().out
+    assert "[4/4] FedAvg seed=1" in capsys.readouterr().out
 
 
 OWN = """

@@ -15,10 +15,9 @@ from pflsim.analysis.comparison import Comparison, both_ways
 from pflsim.analysis.groups import Group
 from pflsim.analysis.runs import Run
 from pflsim.analysis.tables import title
-from pflsim.analysis.verdict import in_text
 from pflsim.records.heatmaps import drawing
 from pflsim.records.history import RoundMetrics
-from pflsim.terminal.formats import byte_unit
+from pflsim.terminal.formats import byte_unit, in_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,8 +15,8 @@ from pflsim.analysis.forest import NOT_CLEAR, forest
 from pflsim.analysis.groups import Group
 from pflsim.analysis.paper_style import Style, new_figure
 from pflsim.analysis.tables import Table, title
-from pflsim.analysis.verdict import in_text, rounded
-from pflsim.terminal.formats import format_bytes
+from pflsim.analysis.verdict import rounded
+from pflsim.terminal.formats import format_bytes, in_text
 from pflsim.terminal.identity import MARKS, Identity, identity
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from pflsim.analysis.verdict import scale_of, signed
 from pflsim.config.names import listed
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition, shard
+from pflsim.terminal.formats import in_text
 from pflsim.terminal.identity import identity
 
 FINETUNED = "fedavg+fine-tuning"
@@ -211,4 +212,5 @@ def page(answer: Answer, **content: Any) -> str:
     scale, digits, unit = scale_of(answer.whole.primary)
     content |= {"answer": answer, "about": title(answer.whole), "identity": identity, "approaches": APPROACHES}
     content |= {"points": lambda value: signed(scale * value, digits), "unit": unit}
+    content["metric"] = in_text(answer.whole.primary)
     return Template(text, autoescape=True, trim_blocks=True, lstrip_blocks=True).render(content)

@@ -22,11 +22,11 @@ from pflsim.analysis.comparison import Comparison, Row, Spread, best_first
 from pflsim.analysis.differences import Family
 from pflsim.analysis.forest import as_text, forest
 from pflsim.analysis.runs import incomplete, run_settings
-from pflsim.analysis.verdict import fixed, in_text, over_benchmarks, rounded, scale_of, signed
+from pflsim.analysis.verdict import fixed, over_benchmarks, rounded, scale_of, signed
 from pflsim.config.names import listed, written
 from pflsim.errors import SettingsError
 from pflsim.records.summary import who_is_evaluated
-from pflsim.terminal.formats import CHOSEN, NONE, WIDTH, byte_unit, plural
+from pflsim.terminal.formats import CHOSEN, NONE, WIDTH, byte_unit, in_text, plural
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -230,8 +230,8 @@ def notes(comparison: Comparison) -> Iterator[str]:
     yield f"{primary}: mean test {primary} over {clients}{spread}"
     yield "weighted mean: weighted by the clients' test examples"
     yield f"worst decile: mean {primary} of the 10% of clients with the {worst} {primary}"
-    if comparison.metrics:
-        yield f"{', '.join(comparison.metrics)}: mean over the same clients, on test data, in the same round"
+    if others := ", ".join(map(in_text, comparison.metrics)):
+        yield f"{others}: mean over the same clients, on test data, in the same round"
     yield "reported model: the method's choice; trained: after local training; received: as sent by the server"
     oracle = "; it is chosen on test data, so the result is too good" * (comparison.choice == "best_test_oracle")
     yield f"round: {CHOSEN[comparison.choice]} of each seed{oracle}"

@@ -8,16 +8,10 @@ from collections.abc import Iterable, Sequence
 
 from pflsim.analysis.differences import ALPHA, Family, Level
 from pflsim.config.names import listed
-from pflsim.terminal.formats import NONE, plural
+from pflsim.terminal.formats import NONE, in_text, plural
 
-ACRONYMS = {"auroc", "ece", "mae", "nll", "rmse"}
 MAX_NAMES = 4
 """Longer lists of methods are replaced by their number."""
-
-
-def in_text(metric: str) -> str:
-    """Return a metric's name as it is written in text: `worst decile`, `RMSE`."""
-    return metric.upper() if metric in ACRONYMS else metric.replace("_", " ")
 
 
 def scale_of(metric: str) -> tuple[int, int | None, str]:

@@ -17,6 +17,7 @@ from pflsim.config.compose import Composition, run_settings, to_settings
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
+from pflsim.terminal.identity import identity
 from pflsim.terminal.status import watching, write_status
 
 if TYPE_CHECKING:
@@ -96,9 +97,10 @@ def run_all(
 
 
 def _short_names(jobs: Sequence[Sequence[str]]) -> list[str]:
-    """Return what differs between the runs: `ditto seed=0`; the method without its key."""
+    """Return what differs between the runs: `Ditto seed=0`; the method with its name for readers."""
     varying = [n for n, values in enumerate(zip(*jobs, strict=True)) if len({*values}) > 1]
-    return [" ".join(job[n].removeprefix("method=") for n in varying) for job in jobs]
+    values = [[job[n].removeprefix("method=") for n in varying] for job in jobs]
+    return [" ".join(v if "=" in v else identity(v).display for v in own) for own in values]
 
 
 def _of_all(settings: Callable[[Composition], T], configs: Sequence[Composition], names: Sequence[str]) -> list[T]:

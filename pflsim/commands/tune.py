@@ -136,6 +136,7 @@ def _tables(study: Study, runs: Sequence[Path]) -> list[str]:
     from pflsim.analysis.runs import read_run
     from pflsim.analysis.tables import Table, drawn, render
     from pflsim.commands.tune_study import settings_text
+    from pflsim.terminal.formats import in_text
     from pflsim.terminal.identity import identity
 
     rows, failures, found = list[tuple[str, ...]](), list[str](), [read_run(path) for path in runs]
@@ -146,7 +147,7 @@ def _tables(study: Study, runs: Sequence[Path]) -> list[str]:
         values, score = (settings_text(best.params), f"{sign * (best.value or 0.0):.4f}") if best else ("none", "")
         rows.append((identity(method.name).display, trials, settings_text(method.space), values, score))
         failures += [f"failed: {method.name} trial {number + 1}: {failed[number]}" for number in sorted(failed)]
-    primary = found[0].primary if found else "accuracy"
+    primary = in_text(found[0].primary if found else "accuracy")
     headers = ("method", "trials", "space", "chosen values", f"validation\n{primary}")
     notes = (f"validation {primary}: mean over clients, of the reported model in the trial's best round", *failures)
     table = Table(f"Tuning by validation, {study.budget} trials each", headers, tuple(rows), notes)

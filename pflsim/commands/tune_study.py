@@ -24,6 +24,7 @@ from pflsim.errors import SettingsError
 from pflsim.records.files import keys, read_json, write_atomically
 from pflsim.records.folder import LOCK
 from pflsim.records.saved_settings import fixed_settings
+from pflsim.terminal.formats import in_text
 
 STUDY, JOURNAL = "tuned.json", "optuna.journal"
 FAILED = -1e9
@@ -297,7 +298,7 @@ class Study:
             if best := run.at("best_val"):
                 found = best.evaluations[run.reported._replace(split="val")]
                 score = max(found.score, FAILED)
-                said = f"validation {run.primary} {found.mean:.4f} in round {best.round}"
+                said = f"validation {in_text(run.primary)} {found.mean:.4f} in round {best.round}"
         if best is None:
             failed = failed or "no client has validation examples"
             self.journal[method.name].set_user_attr(str(trial.number), failed)

@@ -20,7 +20,7 @@ from rich.text import Text
 from pflsim.records.evaluation import Scope
 from pflsim.records.history import RoundMetrics
 from pflsim.records.summary import RunMeta, Summary, who_is_evaluated
-from pflsim.terminal.formats import NONE, WIDTH, flowed, format_bytes, format_seconds
+from pflsim.terminal.formats import NONE, WIDTH, flowed, format_bytes, format_seconds, in_text
 from pflsim.terminal.result import accuracy_table, headline, result_lines, resume_command, tensorboard_command
 from pflsim.terminal.status import Status, sparkline, watching
 from pflsim.types import ModelKind
@@ -117,8 +117,8 @@ class Console:
         primary = self.meta.measures.primary
         if self.meta.loss:
             self._print(f"task {self.meta.task} (from the targets), loss {self.meta.loss}, primary metric {primary}")
-        clients = who_is_evaluated(self.meta.evaluated_on)
-        self._print(f"{primary}: mean over {clients}, on their test data; worst: mean of the worst decile of these")
+        name, clients = in_text(primary), who_is_evaluated(self.meta.evaluated_on)
+        self._print(f"{name}: mean over {clients}, on their test data; worst: mean of the worst decile of these")
         if self.progress == "live":
             self._live.start()
 
@@ -255,7 +255,7 @@ class Console:
         results, costs = list[str](), list[str]()
         if status.values:
             line = sparkline(status.values, max(self.width // 4, 8))
-            results.append(f"{self.meta.reported_model} {status.primary} {status.values[-1]:.3f} {line}")
+            results.append(f"{self.meta.reported_model} {in_text(status.primary)} {status.values[-1]:.3f} {line}")
             results.append(f"worst decile {status.worst:.3f}")
             chosen = "by validation" if status.by_validation else "on test data (oracle)"
             results.append(f"best {chosen} {status.best:.3f} in round {status.best_round}")

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from pflsim.records.summary import Choice
 
 UNITS = (("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12))
+ACRONYMS = {"auroc", "ece", "mae", "nll", "rmse"}
 NONE = "—"
 """Stands for a missing value."""
 WIDTH = 110
@@ -48,6 +49,11 @@ def format_seconds(seconds: float) -> str:
         return f"{whole} s"
     minutes, rest = divmod(whole, 60)
     return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+def in_text(metric: str) -> str:
+    """Return a metric's name as it is written in text: `worst decile`, `RMSE`."""
+    return metric.upper() if metric in ACRONYMS else metric.replace("_", " ")
 
 
 def plural(count: int, name: str) -> str:

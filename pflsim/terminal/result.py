@@ -18,7 +18,7 @@ from pflsim.records.environment import JOB
 from pflsim.records.folder import read_summary
 from pflsim.records.summary import RunMeta, Summary, newcomer_results, who_is_evaluated
 from pflsim.seeding import cohort
-from pflsim.terminal.formats import CHOSEN, NONE, WHEN, format_bytes, format_seconds, plural
+from pflsim.terminal.formats import CHOSEN, NONE, WHEN, format_bytes, format_seconds, in_text, plural
 from pflsim.terminal.identity import identity
 from pflsim.types import ModelKind
 
@@ -27,7 +27,7 @@ def accuracy_table(summary: Summary) -> Table:
     """Return the primary metric of both models in the rounds that matter."""
     meta = summary.meta
     what, evaluated = identity(meta.method).display, who_is_evaluated(meta.evaluated_on)
-    title = f"Test {meta.measures.primary} of {what} on {meta.data}, over {evaluated}"
+    title = f"Test {in_text(meta.measures.primary)} of {what} on {meta.data}, over {evaluated}"
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("model")
     table.add_column("when")
@@ -54,7 +54,8 @@ def result_lines(summary: Summary) -> Iterator[str]:
     for name, stats in last[1].metrics.items() if last else ():
         if name != meta.measures.primary or stats.undefined:
             missing = f" ({plural(stats.undefined, 'client')} undefined)" if stats.undefined else ""
-            yield f"{name:<12} {stats.mean:.4f} over clients, {stats.pooled:.4f} over all examples{missing}, last round"
+            means = f"{stats.mean:.4f} over clients, {stats.pooled:.4f} over all examples"
+            yield f"{in_text(name):<12} {means}{missing}, last round"
     if last and last[1].domains:
         yield f"by domain    {', '.join(f'{name} {mean:.4f}' for name, mean in last[1].domains.items())}"
     when = WHEN[meta.phase(meta.reported_model)]
@@ -81,7 +82,7 @@ def result_line(folder: Path) -> str:
     primary = summary["primary"]["name"]
     figures = summary["metrics"][primary][summary["reported_model"]]
     best = figures["best_val"] or figures["last"]
-    accuracy = f"{primary} {best['mean']:.4f} in round {best['round']}" if best else "not evaluated"
+    accuracy = f"{in_text(primary)} {best['mean']:.4f} in round {best['round']}" if best else "not evaluated"
     return f"{accuracy}, {format_seconds(summary['seconds'])}, {folder}"
 
 

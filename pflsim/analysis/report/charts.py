@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -127,7 +128,10 @@ def cost(benchmark: Benchmark) -> Cost:
     ends = [*(where[line][0] for line in front[1:]), 100.0]
     taken = [(where[line][0], end, where[line][1]) for line, end in zip(front, ends, strict=True)]
     taken += [(at - 0.6, at + 0.6, level) for at, level in where.values()]
-    first = dict.fromkeys([*front, *sent])
+    for one, other in pairwise(front):  # the steps of the line
+        at = where[other][0]
+        taken += [(at, at, level) for level in np.linspace(where[one][1], where[other][1], 20)]
+    first = dict.fromkeys([*front, *sorted(sent, key=lambda line: line.who.family != "reference")])
     points = [(line, *where[line], _free(line.label, *where[line], line in front, taken)) for line in first]
     return Cost(x, y, points[::-1], front)
 
@@ -143,7 +147,7 @@ def _free(label: str, x: float, y: float, front: bool, taken: list[tuple[float, 
     for at, level, anchor in sides[2:] * front + sides:
         left = at - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
         clear = all(left > end or left + width < start or abs(level - 4 - y) > 11 for start, end, y in taken)
-        if clear and left > 0 and left + width < 101:
+        if clear and left > 0 and left + width < 100:
             taken.append((left, left + width, level - 4))
             return round(at, 2), level, anchor
     return None

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from pflsim.analysis.differences import client_values
 from pflsim.analysis.groups import Group
+from pflsim.analysis.report.structure import client_name
 from pflsim.analysis.runs import Run, run_settings
 from pflsim.analysis.tables import numbers
+from pflsim.analysis.verdict import MAX_NAMES
 from pflsim.config.components import COMPONENTS
 from pflsim.config.names import listed, started_as, written
 from pflsim.config.settings import Settings, dotted
@@ -19,6 +23,7 @@ from pflsim.records.environment import EnvironmentFile
 from pflsim.records.evaluation import grouped
 from pflsim.records.files import read_json
 from pflsim.records.history import METRICS
+from pflsim.terminal.formats import plural
 from pflsim.terminal.identity import identity
 
 
@@ -83,12 +88,22 @@ def command_line(arguments: Sequence[str]) -> str:
 
 def warnings(runs: Iterable[Run]) -> list[str]:
     """Return the different warnings of runs, each with the methods and the seeds that have it."""
-    each = ((run, text.removeprefix(f"{run.method} ")) for run in runs for text in run.summary.get("warnings", ()))
+    found = ((run, text) for run in runs for text in (*run.summary.get("warnings", ()), *_diverged(run)))
+    each = ((run, text.removeprefix(f"{run.method} ")) for run, text in found)
     said = []
     for text, having in grouped((text, run) for run, text in each).items():
         who, seeds = dict.fromkeys(identity(run.method).display for run in having), sorted({run.seed for run in having})
         said.append(f"{listed([*who])}, seed{'s' * (len(seeds) > 1)} {numbers(seeds)}: {text}")
     return said
+
+
+def _diverged(run: Run) -> Iterator[str]:
+    """Yield a sentence about clients whose loss is not finite, or above 10 and above ten times the median."""
+    losses = client_values(run, "last").eval("loss / total")
+    if clients := losses[~(losses <= 10 * max(1.0, losses.replace(math.inf, math.nan).median()))].index.tolist():
+        names = [client_name(run.partition.get("names", ()), client) for client in clients[:MAX_NAMES]]
+        who = f"{plural(len(clients), 'client')} ({', '.join(names)}{', …' * (len(clients) > MAX_NAMES)})"
+        yield f"in the last round, the test loss of {who} is not finite, or over ten times the median client's"
 
 
 def incidents(runs: Iterable[Run]) -> list[tuple[str, list[str]]]:

@@ -21,13 +21,13 @@ from pflsim.analysis.report.study import Study, read_study
 from pflsim.analysis.report.words import heading, varying
 from pflsim.analysis.runs import Run, read_run
 from pflsim.analysis.tables import as_csv, drawn, numbers, records, tables, untrained
-from pflsim.analysis.verdict import decimals_of, fixed, in_text, over_benchmarks, rounded, scale_of, signed, winners
+from pflsim.analysis.verdict import decimals_of, fixed, over_benchmarks, rounded, scale_of, signed, winners
 from pflsim.config.names import listed, written
 from pflsim.errors import SettingsError
 from pflsim.records.folder import LOG
 from pflsim.records.history import METRICS
 from pflsim.records.summary import who_is_evaluated
-from pflsim.terminal.formats import CHOSEN, NONE, WHEN, format_bytes, format_seconds, plural
+from pflsim.terminal.formats import CHOSEN, NONE, WHEN, format_bytes, format_seconds, in_text, plural
 from pflsim.terminal.identity import FAMILIES, identity
 
 
@@ -116,13 +116,8 @@ def _render(benchmarks: Sequence[Benchmark], out: Sequence[tuple[str, str]], cou
     who = list(dict.fromkeys(line.who for benchmark in benchmarks for line in benchmark.lines))
     who += [method.who for method in (study.methods if study else ()) if method.who not in who]
     env.filters |= {"rate": _rate, "size": _size, "plural": plural, "p": _p, "listed": listed, "points": _points}
-    env.filters |= {
-        "duration": lambda value: format_seconds(value.mean),
-        "letters": in_text,
-        "numbers": numbers,
-        "zip": zip,
-    }
-    env.filters["begun"] = lambda text: text[:1].upper() + text[1:]
+    env.filters |= {"duration": lambda value: format_seconds(value.mean), "letters": in_text, "numbers": numbers}
+    env.filters |= {"begun": lambda text: text[:1].upper() + text[1:], "zip": zip}
     env.filters["yaml"] = partial(safe_dump, sort_keys=False, allow_unicode=True)
     env.globals |= {"charts": charts, "facts": facts, "structure": structure, "answer": answer, "scale": scale_of}
     env.globals |= {"WHEN": WHEN, "CHOSEN": CHOSEN, "STATS": STATS, "evaluated": who_is_evaluated, "row_of": row}

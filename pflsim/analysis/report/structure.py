@@ -18,8 +18,6 @@ MAX_CLIENTS = 100
 """Matrices of more clients are not drawn."""
 MAX_MATRICES = 4
 SHADES = 10
-WEIGHTS = ("alpha", "zeta")
-"""Matrices of weights, which share one scale."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +61,19 @@ class Weights:
         own = "own group" if self.gaps[-1] else "others"
         parts = (("self", values.diagonal()), (own, off[same]), ("other groups", off[~same]))
         means = [(name, own[np.isfinite(own)]) for name, own in parts]
-        written = [(name, _mean(own.mean(), self.matrix)) for name, own in means if len(own)]
-        return ", ".join(f"{name} {mean}" for name, mean in written)
+        first, *others = [f"{name} {_mean(own.mean(), self.matrix)}" for name, own in means if len(own)]
+        if _mixes(self.matrix) and (kept := values.diagonal().mean()) > 0.9:
+            first = f"clients take {100 * kept:.3g}% from themselves"
+        return ", ".join([first, *others])
 
 
 def _mean(value: float, matrix: Matrix) -> str:
-    tiny = matrix.name.partition("/")[0] in WEIGHTS and value < 0.001
-    return "below 0.001" if tiny else f"{value:.3g}".replace("-", "−")
+    return "below 0.001" if _mixes(matrix) and value < 0.001 else f"{value:.3g}".replace("-", "−")
+
+
+def _mixes(matrix: Matrix) -> bool:
+    """Return whether a matrix has weights, which share one scale."""
+    return matrix.name.partition("/")[0] in ("alpha", "zeta")
 
 
 def _off(matrix: Matrix) -> np.ndarray:
@@ -107,11 +111,12 @@ def weights(benchmark: Benchmark) -> list[Weights]:
         between = [m for m in matrices(run) if {m.rows.label, m.columns.label} <= sides and m.name != "clusters"]
         found += [(line, run, m) for m in between[:1] if len(m.values) <= MAX_CLIENTS and np.isfinite(_off(m)).any()]
     ends = [(float(np.nanmin(_off(m))), float(np.nanmax(_off(m)))) for *_, m in found[:MAX_MATRICES]]
-    mixing = [m.name.partition("/")[0] in WEIGHTS for *_, m in found]
-    each, drawn = list(zip(found, ends, mixing, strict=False)), list[Weights]()
-    shared = max((max(high, 2 / len(m.values)) for (*_, m), (_, high), own in each if own), default=0.0)
-    for (line, run, matrix), (low, high), own in each:
-        scale = (0.0, shared) if own else (0.0, max(-low, high)) if low < 0 else (low - (high - low) / 10, high)
+    each, drawn = list(zip(found, ends, strict=False)), list[Weights]()
+    shared = max((max(high, 2 / len(m.values)) for (*_, m), (_, high) in each if _mixes(m)), default=0.0)
+    for (line, run, matrix), (low, high) in each:
+        scale = (
+            (0.0, shared) if _mixes(matrix) else (0.0, max(-low, high)) if low < 0 else (low - (high - low) / 10, high)
+        )
         drawn.append(Weights(line, run, matrix, *by_group(run, len(matrix.values)), *scale))
     return drawn
 

@@ -22,6 +22,7 @@ from pflsim.analysis.report.words import about, heading, varying
 from pflsim.analysis.runs import read_run
 from pflsim.records.environment import FORMAT
 from pflsim.records.trace import RoundMatrices, write_matrices
+from pflsim.terminal.identity import identity
 from pflsim.types import Axis, Matrix
 
 TESTS = 20
@@ -214,10 +215,14 @@ def test_incidents_are_listed(tmp_path: Path) -> None:
 
 def test_a_warning_of_several_seeds_is_one_below_the_plot(tmp_path: Path) -> None:
     for method, seed in product(("local", "fedbn"), (0, 1)):
-        path = make_run(tmp_path / f"{method}{seed}", [[(5, 10), (9, 10)]], method=method, seed=seed) / "summary.json"
+        folder = make_run(tmp_path / f"{method}{seed}", [[(5, 10), (9, 10), (6, 10)]], method=method, seed=seed)
+        path = folder / "summary.json"
         warnings = {"warnings": ["fedbn shares all"]} if method == "fedbn" else {}
         path.write_text(json.dumps({**json.loads(path.read_text()), **warnings}))
+    table = tmp_path / "local0" / "per_client.csv"
+    table.write_text(table.read_text().replace("9,10,0.5,", "9,10,101.0,"))  # 10.1 an example, where others have 0.05
     page = report(tmp_path)
+    assert "Local, seed 0: in the last round, the test loss of 1 client (client 1) is not finite" in words(page)
     assert words(page).count("shares all") == 1 and "FedBN, seeds 0,1: shares all" in words(page)
     assert page.index('"forest') < page.index("shares all")
 
@@ -253,8 +258,10 @@ def test_what_users_wrote_is_escaped(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_pictures_are_in_the_page(tmp_path: Path) -> None:
-    make_run(tmp_path / "a", [[(5, 10), (9, 10)]])
-    about = {"hash": "0" * 64, "data": "digits", "partition": "dirichlet", "clients": 2, "classes": 3}
+    columns = {"label": "use", "client": "district", "features": ["age", "urban"]}
+    make_run(tmp_path / "a", [[(5, 10), (9, 10)]], parts={"data": columns})
+    inputs = {"shape": [5], "dtype": "float32", "scale": 1.0, "mean": None, "std": None, "tokens": None}
+    about = {"hash": "0" * 64, "data": "digits", "partition": "dirichlet", "clients": 2, "classes": 3, "inputs": inputs}
     counts = [{split: row for split in ("train", "val", "test")} for row in ([3, 0, 2], [1, 4, 0])]
     (tmp_path / "a" / "partition.json").write_text(json.dumps({**about, "class_counts": counts}))
     half = np.array([[0.5, 0.25], [np.nan, 1.0]], np.float32)
@@ -266,8 +273,25 @@ def test_pictures_are_in_the_page(tmp_path: Path) -> None:
     page = report(tmp_path / "a")
     text = words(page)
     assert "Weights of <fusion>, a" in text and "self 0.75, others 0.25" in text and "seed 0 A B" in text
+    assert "Label: column use ; clients: column district ; 5 inputs from the columns age and urban." in text
     data = page[page.index('id="data"') : page.index('id="settings"')]
     assert re.findall(r"<title>(\d+)</title>", data) == ["3", "2", "1", "4"] and data.count(">5</text>") == 2
+    near = Matrix("alpha/a", "Weights", *axes, np.array([[0.98, 0.02], [0, 1]], np.float32))
+    write_matrices(tmp_path / "a", RoundMatrices(8, (near,)))
+    assert "clients take 99% from themselves, others 0.01" in words(report(tmp_path / "a"))
+
+
+def test_every_method_in_the_chart_of_costs_has_a_name(tmp_path: Path) -> None:
+    """All marks are in one place, so that most labels have no room."""
+    methods = ("local", "fedrep", "ditto", "ifca", "apfl", "moon", "fedprox", "fedavg")
+    for method in methods:
+        make_run(tmp_path / method, [[(5, 10), (9, 10)]], method=method)
+    page = report(tmp_path)
+    cost = page[page.index('id="cost"') : page.index('id="settings"')]
+    labels = re.findall(r'class="label \w+">([^<]+)<', cost)
+    others = re.findall(r"(\S+) \(60 B, ", words(cost)[words(cost).index("Without a name") :])
+    assert {"Local", "FedAvg"} <= {*labels} and others
+    assert sorted([*labels, *others]) == sorted(identity(method).display for method in methods)
 
 
 def test_the_data_are_in_words(tmp_path: Path) -> None:

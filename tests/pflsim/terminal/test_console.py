@@ -64,7 +64,7 @@ def test_the_header_says_what_is_evaluated(monkeypatch):
     meta = replace(META, evaluated_on="5", measures=Measures(primary="rmse"))
     console = Console(meta, stream)
     console.start(Path("runs/x"))
-    assert "rmse: mean over 5 clients chosen by the seed, on their test data" in stream.getvalue()
+    assert "RMSE: mean over 5 clients chosen by the seed, on their test data" in stream.getvalue()
     console.phase(3, "evaluate", 8)
     console.clients_done(2)
     assert "evaluate" not in stream.getvalue()
