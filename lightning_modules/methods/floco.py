@@ -26,8 +26,8 @@ class Floco(ClientModule):
     """Trains a body and M weights of the head, whose mixtures W(α) = Σ_m α_m·W_m classify (Grinwald et al. 2024).
 
     α is a point of the simplex, and each mini-batch draws another one: in the first τ rounds anywhere, later near the
-    client's own α_i, which the server sends. All parameters are shared. Reported model: W(α_i) on the received body;
-    α_i and the α of the global model are 1/M before the server sends one.
+    client's own α_i, which the server sends. All parameters are shared. Reported model: W(α_i) on the received body,
+    with α_i = 1/M before the server sends one. The α of the global model is 1/M.
 
     Args:
         net: body and head; the head is a linear layer.

@@ -42,7 +42,8 @@ class FedCAC(GlobalModelRule[State]):
     overlaps in round t. A client receives M_i⊙u_i + (1 − M_i)⊙g.
 
     Args:
-        beta: β, the round from which on no other client reaches T, unless all overlaps are equal; at least 1.
+        beta: β, the round in which T is O*; after it no other client reaches T, unless all overlaps are equal. At
+            least 1.
 
     Notes:
         - O_ij = 1 − ‖M_i − M_j‖₁/(‖M_i‖₁ + ‖M_j‖₁), which is the paper's with masks of one size.

@@ -25,6 +25,10 @@ VARIANCE, WEIGHTED_MEANS = "variance", "weighted_means"
 """Key of V_i among an uplink's numbers, and of H_i [C, D] among its extra tensors."""
 RIDGE = 1e-12
 """Added to the diagonal of each P, times the mean of its diagonal."""
+COLUMNS = 64
+"""Clients among which the search for a client's mixing weights begins."""
+PRECISION = 1e-13
+"""Slopes of the objective, divided by tr(P)/K, that count as 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +115,28 @@ def head_weights(variances: Float64[Tensor, " K"], means: Float64[Tensor, "K C D
 
     Notes:
         With P = LᵀL, α is proportional to the x ≥ 0 that minimises ‖Lx‖² + (Σx − 1)², a problem of non-negative least
-        squares. L has the columns (√V_j·e_j, H_i − H_j), where the triangular factor of all H stands for them.
+        squares. L has the columns (√V_j·e_j, H_i − H_j), where the triangular factor of all H stands for them. Since
+        most α_ij are 0, the problem has the columns of `COLUMNS` clients at first, those with the smallest P_jj, and
+        then also those that would lower the minimum, at most doubling their number each time.
     """
-    root, rows = torch.linalg.qr(means.flatten(1).T, mode="r").R, []  # columns with the products ⟨H_j, H_l⟩
-    for own in root.T:
-        bias = own[:, None] - root
-        size = (variances + bias.square().sum(0)).mean()  # tr(P)/K
-        size = torch.where(size > 0, size, 1.0)
-        factor = torch.cat([(variances + RIDGE * size).sqrt().diag(), bias]) / size.sqrt()
-        target = np.append(np.zeros(len(factor)), 1.0)
-        weights, _ = nnls(np.vstack([factor, np.ones(len(variances))]), target)
-        rows.append(torch.from_numpy(weights / weights.sum()))
-    return torch.stack(rows)
+    flat = means.flatten(1)
+    root = torch.linalg.qr((flat - flat.mean(0)).T, mode="r").R  # columns with the products ⟨H_j, H_l⟩
+    v, products, root = variances.numpy(), (root.T @ root).numpy(), root.numpy()
+    found, squares = np.zeros(products.shape), products.diagonal()
+    for i in range(len(v)):
+        near, alpha = products[i], found[i]
+        diagonal = v + squares - 2 * near + squares[i]
+        size = diagonal.mean() if diagonal.mean() > 0 else 1.0  # tr(P)/K
+        raised = v + RIDGE * size
+        chosen = new = np.sort(np.argsort(diagonal, kind="stable")[:COLUMNS])
+        while len(new):
+            factor = np.vstack([np.diag(np.sqrt(raised[chosen])), root[:, i, None] - root[:, chosen]]) / np.sqrt(size)
+            weights, _ = nnls(np.vstack([factor, np.ones(len(chosen))]), np.append(np.zeros(len(factor)), 1.0))
+            alpha[chosen] = weights / weights.sum()
+            slopes = raised * alpha + (products[:, chosen] * alpha[chosen]).sum(1) - near  # Pα, but for a constant
+            lower = slopes - (alpha * slopes).sum()
+            lower[chosen] = 0.0
+            new = np.argsort(lower, kind="stable")[: len(chosen)]
+            new = new[lower[new] < -PRECISION * size]
+            chosen = np.union1d(chosen, new)
+    return torch.from_numpy(found)

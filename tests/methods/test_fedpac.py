@@ -114,9 +114,13 @@ def test_three_rounds_by_hand() -> None:
             by_hand.evaluates(executor, t, lambda client, x, now=now: scores(now[client], x), "personal received")
 
 
+@pytest.mark.parametrize("columns", [64, 2])
 @pytest.mark.parametrize("wide", [30, 4])
-def test_mixing_weights_meet_the_conditions_of_the_minimum(wide: int) -> None:
+def test_mixing_weights_meet_the_conditions_of_the_minimum(
+    wide: int, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Twelve clients, two of them without variance; with few numbers in H most P_i have no other full-rank part."""
+    monkeypatch.setattr("pflsim.servers.fedpac.COLUMNS", columns)
     rng = np.random.default_rng(0)
     h, v = rng.normal(size=(12, 1, wide)) * 0.3, rng.random(12)
     v[:2] = 0
