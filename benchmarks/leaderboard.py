@@ -49,6 +49,7 @@ from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
 from pflsim.records.environment import PACKAGE, versions
 from pflsim.terminal.exit_status import exit_status
+from pflsim.terminal.formats import in_text
 from pflsim.terminal.identity import identity
 
 METHODS, ROWS, CLIENTS = "leaderboard-methods.csv", "leaderboard.csv", "leaderboard-clients.csv"
@@ -306,8 +307,8 @@ def table(place: Place, benchmark: str) -> Iterator[str]:
     primary, differences = clients[own["local"][0]]["primary"], {d.group.label: d for d in found.differences}
     scale, decimals, unit = scale_of(primary)
     factor, digits = (100, 1) if unit else (1, 4)
-    figure = board.figure + ", %" * bool(unit)
-    yield f"| method | {figure} | worst decile | {primary} minus Local's | better, worse | evidence |"
+    figure = in_text(board.figure) + ", %" * bool(unit)
+    yield f"| method | {figure} | worst decile | {in_text(primary)} minus Local's | better, worse | evidence |"
     yield "|---|---|---|---|---|---|"
     figures = {name: [factor * float(rows[cell]["figure"]) for cell in found] for name, found in own.items()}
     for name in sorted(own, key=lambda name: fmean(figures[name]), reverse=board.figure != "rmse"):
