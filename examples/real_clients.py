@@ -143,6 +143,12 @@ def compared(name, folder, seed, rounds):
     found = {"pooled": x[test] @ fit(x[train], y[train], binary)}
     found["mixed model"] = mixed_model(frame, train, test, name, seed)
     found["Ditto's optimum"] = scores(train, lam)[test]
+    closer = np.append(1.0, np.full(x.shape[1] - 1, 10.0))  # of the intercept, and of the slopes
+
+    def near_slopes(rows, penalty):
+        return scores(rows, penalty * closer)
+
+    found["slopes: 10 λ"] = near_slopes(train, best_penalty(near_slopes, y, train, binary, seed))[test]
     errors = {model: abs(error(y[test], scores, binary)) for model, scores in found.items()}
     for method in ("local", "fedavg", dict(name="ditto", lam=lam)):
         training = dict(
