@@ -321,7 +321,7 @@ def figures(
     runs: str | Path | Run | Iterable[Run],
     style: Literal["icml", "neurips", "ieee", "thesis"] = "icml",
     *,
-    only: Iterable[str] | None = None,
+    only: str | Iterable[str] | None = None,
     reference: str | None = None,
     at: str | None = None,
 ) -> dict[str, Figure]:

@@ -13,11 +13,12 @@ from pflsim.analysis.differences import ALPHA, Difference, Family, family, ident
 from pflsim.analysis.groups import Group, check_comparable, check_evaluation, group_runs
 from pflsim.analysis.runs import Run
 from pflsim.analysis.verdict import sentences
-from pflsim.config.names import nearest
+from pflsim.config.names import listed, nearest
 from pflsim.errors import SettingsError
 from pflsim.records.evaluation import Scope
 from pflsim.records.history import RoundMetrics, Traffic
 from pflsim.records.summary import Choice
+from pflsim.terminal.formats import CHOSEN
 from pflsim.terminal.identity import identity
 from pflsim.types import ModelKind
 
@@ -174,6 +175,7 @@ class Comparison:
             family of its own.
         identical: labels of groups with equal values of the primary metric on every client in every seed.
         objections: reasons why the groups should not be compared.
+        lead: the evidence that the best is ahead of the next; "" if there are none.
     """
 
     rows: tuple[Row, ...]
@@ -184,6 +186,7 @@ class Comparison:
     tied: tuple[str, ...] = ()
     identical: tuple[tuple[str, ...], ...] = ()
     objections: tuple[str, ...] = ()
+    lead: str = ""
 
     @property
     def reference(self) -> Group:
@@ -199,7 +202,7 @@ class Comparison:
     def sentences(self) -> list[str]:
         """What the differences show; see `pflsim.analysis.verdict.sentences`."""
         means = {row.group.label: row.figures["mean"].mean for row in best_first(self.rows)}
-        return sentences(means, self.families[0], self.tied, self.primary, self.higher, self.objections)
+        return sentences(means, self.families[0], self.tied, self.primary, self.higher, self.objections, self.lead)
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -241,6 +244,8 @@ def compare(
     Raises:
         SettingsError: a run has no such round, or the reference does not exist.
     """
+    if choice is not None and choice not in CHOSEN:
+        raise SettingsError(f"--at {choice}: {nearest(choice, CHOSEN)}")
     base = find_reference(groups, reference)
     runs = [run for group in groups for run in group.runs]
     without = [run for run in runs if run.at("best_val") is None]
@@ -249,7 +254,7 @@ def compare(
     choice = choice or ("last" if without else "best_val")
     goal = common_target(runs) if target is None else target
     rows = tuple(row(group, choice, goal) for group in groups)
-    families, tied, same = (Family(base),), (), ()
+    families, tied, same, lead = (Family(base),), (), (), ""
     if len(groups) > 1 and not check_evaluation(groups):
         values = values_of(groups, choice)
         others = [group for group in groups if group.method == "fedavg" and group is not base and len(groups) > 2]
@@ -259,9 +264,10 @@ def compare(
             against = family(ordered, ordered[0], values).differences
             alike = takewhile(lambda d: d.p_holm is None or d.p_holm >= ALPHA, against)
             equal = next((labels for labels in same if ordered[0].label in labels), ())
+            lead = next((d.level for d in against), "")
             tied = (ordered[0].label, *(d.group.label for d in alike if d.group.label not in equal))
     objections = tuple(check_comparable(groups))
-    return Comparison(rows, choice, goal, target is not None, families, tied, same, objections)
+    return Comparison(rows, choice, goal, target is not None, families, tied, same, objections, lead)
 
 
 def frontier(comparison: Comparison) -> list[Row]:
@@ -283,10 +289,11 @@ def frontier(comparison: Comparison) -> list[Row]:
 
 
 def compare_sets(runs: Iterable[Run], reference: str | None = None, **options: Any) -> list[Comparison]:
-    """Compare each set of runs with the same examples and the same evaluation.
+    """Compare each set of runs with the same examples and the same evaluation, with the same seeds of all groups.
 
-    If no two groups share a set, as in a sweep over partitions with one method, all groups are compared at once. A set
-    without the reference uses the default one, unless no set has it. See `compare` for the reference and the options.
+    Groups or seeds for which runs are missing are left out, so that the most runs count. If no two groups share a set,
+    as in a sweep over partitions with one method, all groups are compared at once. A set without the reference uses
+    the default one, unless no set has it. See `compare` for the reference and the options.
     """
     groups = group_runs(runs)
     sets: list[list[Group]] = []  # in order of first appearance
@@ -302,4 +309,26 @@ def compare_sets(runs: Iterable[Run], reference: str | None = None, **options: A
     sets = [group_runs(r for g in members for r in (*g.runs, *g.left_out)) for members in sets]
     known = [bool(_named(members, reference)) for members in sets]
     names = [reference if has or not any(known) else None for has in known]
-    return [compare(members, reference=name, **options) for members, name in zip(sets, names, strict=True)]
+    return [compare(_largest_table(m), reference=name, **options) for m, name in zip(sets, names, strict=True)]
+
+
+def left_out(runs: Iterable[Run], compared: Sequence[Comparison]) -> str:
+    """Return what `compare_sets` leaves out of runs, because others with their method or seed are missing; or ""."""
+    counted = {run.folder for c in compared for group in c.groups for run in (*group.runs, *group.left_out)}
+    out = [f"{identity(run.method).display} seed {run.seed}" for run in runs if run.folder not in counted]
+    return f"left out, since runs with their method or seed are missing: {listed(out)}" if out else ""
+
+
+def _largest_table(groups: list[Group]) -> list[Group]:
+    """Return the groups without those, or the seeds, for which runs are missing, so that the most runs count.
+
+    If no two groups have a seed in common, all are returned.
+    """
+
+    def having(seeds: Sequence[int]) -> list[Group]:
+        return [group for group in groups if {*seeds} <= {*group.seeds}]
+
+    seeds = max((group.seeds for group in groups), key=lambda seeds: len(seeds) * len(having(seeds)))
+    if all(group.seeds == seeds for group in groups) or len(having(seeds)) == 1:
+        return groups
+    return group_runs(run for g in having(seeds) for run in (*g.runs, *g.left_out) if run.seed in seeds)

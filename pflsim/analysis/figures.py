@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,14 +50,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _write(options: argparse.Namespace) -> None:
-    from pflsim.analysis.comparison import compare_sets
+    from pflsim.analysis.comparison import compare_sets, left_out
     from pflsim.analysis.runs import find_runs, read_run
     from pflsim.analysis.tables import drawn
 
-    only = options.only.split(",") if options.only else None
-    compared = compare_sets(map(read_run, find_runs(options.runs)), options.reference, choice=options.at)
+    runs = [read_run(folder) for folder in find_runs(options.runs)]
+    compared = compare_sets(runs, options.reference, choice=options.at)
+    reasons = [left_out(runs, compared), *(f"curves only: {'; '.join(c.objections)}" for c in compared if c.objections)]
+    print(*filter(None, reasons), sep="\n", end="\n" * any(reasons), file=sys.stderr)
     options.out.mkdir(parents=True, exist_ok=True)
-    for name, (figure, table) in all_figures(compared, options.style, only).items():
+    for name, (figure, table) in all_figures(compared, options.style, options.only).items():
         path = options.out / f"{name}.{options.format}"
         figure.savefig(path, dpi=300)
         path.with_suffix(".tex").write_text(drawn([table], "latex") + "\n", encoding="utf-8")
@@ -64,21 +67,21 @@ def _write(options: argparse.Namespace) -> None:
 
 
 def all_figures(
-    compared: Sequence[Comparison], style: str = "icml", only: Iterable[str] | None = None
+    compared: Sequence[Comparison], style: str = "icml", only: str | Iterable[str] | None = None
 ) -> dict[str, tuple[Figure, Table]]:
     """Return the figures of comparisons and the tables of their numbers, by name.
 
     Args:
         compared: comparisons; with several, `-1`, `-2`, … is added to the names. Without differences there are curves.
         style: the template, a key of `pflsim.analysis.paper_style.STYLES`.
-        only: some of `NAMES`; None: all.
+        only: some of `NAMES`, also in one string with commas; None: all.
 
     Raises:
         SettingsError: there is no such style or figure, or nothing to draw.
     """
     from pflsim.analysis.drawings import DRAWN
 
-    names, found = [*(only or NAMES)], {}
+    names, found = only.split(",") if isinstance(only, str) else [*(only or NAMES)], {}
     for name, known in ((style, STYLES), *((name, NAMES) for name in names)):
         if name not in known:
             raise SettingsError(f"figures: {name}: {nearest(name, known)}")

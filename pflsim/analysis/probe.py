@@ -12,8 +12,8 @@ import numpy as np
 from pflsim.analysis.comparison import Comparison, best_first, compare
 from pflsim.analysis.differences import Difference
 from pflsim.analysis.groups import Group, group_runs
+from pflsim.analysis.report.words import heading
 from pflsim.analysis.runs import Run
-from pflsim.analysis.tables import title
 from pflsim.analysis.verdict import scale_of, signed
 from pflsim.config.names import listed
 from pflsim.data.dataset import Dataset
@@ -210,7 +210,7 @@ def page(answer: Answer, **content: Any) -> str:
 
     text = Path(__file__).with_name("probe.html").read_text(encoding="utf-8")
     scale, digits, unit = scale_of(answer.whole.primary)
-    content |= {"answer": answer, "about": title(answer.whole), "identity": identity, "approaches": APPROACHES}
+    content |= {"answer": answer, "about": heading(answer.whole), "identity": identity, "approaches": APPROACHES}
     content |= {"points": lambda value: signed(scale * value, digits), "unit": unit}
     content["metric"] = in_text(answer.whole.primary)
     return Template(text, autoescape=True, trim_blocks=True, lstrip_blocks=True).render(content)

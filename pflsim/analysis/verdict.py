@@ -49,7 +49,13 @@ def signed(value: float | None, decimals: int | None = None) -> str:
 
 
 def sentences(
-    means: dict[str, float], family: Family, tied: Sequence[str], metric: str, higher: bool, unlike: Sequence[str] = ()
+    means: dict[str, float],
+    family: Family,
+    tied: Sequence[str],
+    metric: str,
+    higher: bool,
+    unlike: Sequence[str] = (),
+    lead: str = "",
 ) -> list[str]:
     """Return what the results show; nothing without differences.
 
@@ -60,6 +66,7 @@ def sentences(
         metric: the name of the primary metric.
         higher: whether a higher value of it is better.
         unlike: reasons why the groups cannot be compared.
+        lead: the evidence that the best is ahead of the next.
     """
     if unlike:
         return [f"These runs cannot be compared: {'; '.join(unlike)}."]
@@ -105,7 +112,8 @@ def sentences(
             apart = f"cannot be told apart from {tied[0]}, not even on these clients"
             said.append(f"Which method is best is open: {_are(tied[1:], '', '')}{apart}.")
         elif tied and tied[0] in up and (second := [*means][1]) != reference and means[second] != mean:
-            said.append(f"{tied[0]} is ahead of the next, {second}, at least on these clients.")
+            certain, where = ("clearly ", "") if lead == "clear" else ("", ", on these clients")
+            said.append(f"{tied[0]} is {certain}ahead of the next, {second}{where}.")
     if few:
         lowest = f"of {plural(family.tests, 'comparison')} is at least {family.least_p:.2g} over {pairs} {family.unit}"
         more = "" if family.same_clients else f", that is {-(-family.pairs_needed * seeds // pairs)} seeds"

@@ -16,7 +16,7 @@ from pflsim.analysis.runs import Run, read_run
 from pflsim.commands.sweep import parallel_runs
 from pflsim.commands.tune import positive, side_by_side
 from pflsim.config.compose import composed, composing, config_folders, parse, to_settings
-from pflsim.config.names import program
+from pflsim.config.names import listed, program
 from pflsim.config.settings import Settings
 from pflsim.data.dataset import Dataset
 from pflsim.data.federate import load_federation
@@ -30,6 +30,8 @@ OPTIONS = {"local": [""], "fedavg": [""], "ditto": ["method.lam=0.1", "method.la
 """What the trials of a method have in turn."""
 FACTORS = (0.1, 0.2, 0.5, 1, 2, 5)
 """Factors of `lr`, one for each trial."""
+OWN = ("method", "server_optimizer", "run_dir", "resume")
+"""Settings that the runs have themselves."""
 LEAST_PAIRS = 7
 """Fewer pairs (client, seed) cannot show a difference: for six, Holm's p is at least 3 · 2 · 2⁻⁶ = 0.09."""
 LEAST_ROUNDS = 5
@@ -77,15 +79,19 @@ class Probe:
         """Return the settings of all runs, the data set and its clients, if they can show a difference."""
         with composing(self.folders):
             keys = {str(override.key_or_group) for override in parse(self.words)}
-        if "data" not in keys or keys & {"method", "run_dir", "resume"}:
-            raise SettingsError("give data=NAME, such as data=digits, and leave out method, run_dir and resume")
+        if "data" not in keys or keys & {*OWN}:
+            raise SettingsError(f"give data=NAME, such as data=digits, and leave out {listed(OWN)}")
         if self.folder.exists() and any(self.folder.iterdir()):
             raise SettingsError(f"{self.folder} is not empty; choose a new folder with --into DIR")
         dataset, partition = load_federation(asked := self.settings("first", "method=ditto"))
         if partition.clients < 2:
             raise SettingsError("there is one client; give at least two")
-        if (pairs := partition.clients * seeds) < LEAST_PAIRS:
+        if not partition.names and (pairs := partition.clients * seeds) < LEAST_PAIRS:
             raise SettingsError(f"{pairs} pairs (client, seed) show nothing; give {LEAST_PAIRS} by clients or --seeds")
+        if partition.names and partition.clients < LEAST_PAIRS:
+            print(
+                f"With {partition.clients} clients, no difference can be clear; with {LEAST_PAIRS}, it can.", flush=True
+            )
         if (dataset.y == dataset.y[0]).all():
             raise SettingsError("all labels are equal")
         return asked, dataset, partition
@@ -136,6 +142,8 @@ def run_probe(folder: Path, options: Mapping[str, Any]) -> Answer:
         RunError: all trials of a method failed, or a run with another seed did.
     """
     began, words, seeds = time.monotonic(), options["settings"], options["seeds"]
+    if not options["minutes"] > 0:
+        raise SettingsError(f"--minutes {options['minutes']:g}: expected a number above 0")
     probe = Probe(folder, words, config_folders(options["config_dir"]))
     asked, dataset, partition = probe.federation(seeds)
     given = partition.names or asked.names["partition"] == "explicit"

@@ -13,7 +13,7 @@ import pflsim.analysis.report.charts as charts
 import pflsim.analysis.report.facts as facts
 import pflsim.analysis.report.structure as structure
 from pflsim.analysis.comparison import STATS, Comparison, Spread, compare, compare_sets, row
-from pflsim.analysis.groups import Group, check_evaluation
+from pflsim.analysis.groups import check_evaluation
 from pflsim.analysis.report.axes import axis
 from pflsim.analysis.report.forest import Benchmark, overall
 from pflsim.analysis.report.grid import MAX_GROUPS, grid_of
@@ -46,7 +46,7 @@ def page(folders: Sequence[Path], study: Path | None = None) -> str:
     if not runs:
         raise SettingsError(f"{folders[0]}: this run has no evaluated round yet")
     runs = [run for run in runs if run.complete] or runs  # if none is finished, what there is so far
-    sets = [_largest_table(c) for c in compare_sets(runs)]
+    sets = compare_sets(runs)
     groups = [group for comparison in sets for group in comparison.groups]
     counted = {run.folder for group in groups for run in (*group.runs, *group.left_out)}
     out = [_why(folder, run) for folder, run in read if not run or run.folder not in counted]
@@ -61,23 +61,6 @@ def _why(folder: Path, run: Run | None) -> tuple[str, str]:
     rounds = f"{run.done} of {run.summary['rounds_planned']} rounds are done" if run else "no round is done"
     rounds += ", but other runs with its method or its seed are missing" * (run is not None and run.complete)
     return what, f"{rounds}: {ends[-1]}" if ends else rounds
-
-
-def _largest_table(comparison: Comparison) -> Comparison:
-    """Return a comparison without the groups or seeds for which runs are missing, so that the most runs count.
-
-    If no two groups have a seed in common, it is unchanged, and says so.
-    """
-    groups = comparison.groups
-
-    def having(seeds: Sequence[int]) -> list[Group]:
-        return [group for group in groups if {*seeds} <= {*group.seeds}]
-
-    seeds = max((group.seeds for group in groups), key=lambda seeds: len(seeds) * len(having(seeds)))
-    if all(group.seeds == seeds for group in groups) or len(having(seeds)) == 1:
-        return comparison
-    kept = [run for group in having(seeds) for run in group.runs if run.seed in seeds]
-    return compare_sets(kept)[0]
 
 
 def _benchmark(whole: Comparison) -> Benchmark:

@@ -23,6 +23,8 @@ def test_rounds_that_fit_into_a_time(seconds: float, rounds: int) -> None:
     [
         ((), "give data=NAME"),
         (("data=digits", "method=fedavg"), "leave out method"),
+        (("data=digits", "server_optimizer=fedadam"), "leave out method, server_optimizer"),
+        (("data=digits", "--minutes", "nan"), "--minutes nan"),
         (("data=digits", "clients=2"), "6 pairs (client, seed) show nothing"),
         (("data=digits", "clients=1", "--seeds", "8"), "one client"),
         (("data=table", "data.path=none.csv", "data.label=y", "data.client=c"), "none.csv"),
