@@ -62,10 +62,10 @@ def _compare(options: argparse.Namespace) -> None:
         raise SettingsError(f"--curves {options.curves}: expected one of the suffixes {', '.join(SUFFIXES)}")
     runs = [read_run(folder) for folder in find_runs(options.runs)]
     found = compare_sets(runs, options.reference, choice=options.at, target=options.target)
-    if out := left_out(runs, found):
-        print(out, file=sys.stderr)
     if options.curves and len(found) > 1:
         raise SettingsError(f"--curves draws one set of comparable runs, and these are {len(found)}: name fewer runs")
+    if out := left_out(runs, found):
+        print(out, file=sys.stderr)
     if len(found) > 1:
         print(f"these runs have {len(found)} sets of examples or ways of evaluation: a table each", file=sys.stderr)
     if options.out:
