@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _compare(options: argparse.Namespace) -> None:
-    from pflsim.analysis.comparison import compare_sets, left_out
+    from pflsim.analysis.comparison import compare_sets
     from pflsim.analysis.curves import SUFFIXES, draw
     from pflsim.analysis.runs import find_runs, read_run
     from pflsim.analysis.tables import format_of, render
@@ -60,12 +60,10 @@ def _compare(options: argparse.Namespace) -> None:
     kind = options.format or format_of(options.out)
     if options.curves and options.curves.suffix not in SUFFIXES:
         raise SettingsError(f"--curves {options.curves}: expected one of the suffixes {', '.join(SUFFIXES)}")
-    runs = [read_run(folder) for folder in find_runs(options.runs)]
+    runs = map(read_run, find_runs(options.runs))
     found = compare_sets(runs, options.reference, choice=options.at, target=options.target)
     if options.curves and len(found) > 1:
         raise SettingsError(f"--curves draws one set of comparable runs, and these are {len(found)}: name fewer runs")
-    if out := left_out(runs, found):
-        print(out, file=sys.stderr)
     if len(found) > 1:
         print(f"these runs have {len(found)} sets of examples or ways of evaluation: a table each", file=sys.stderr)
     if options.out:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
@@ -13,7 +13,7 @@ from pflsim.analysis.differences import ALPHA, Difference, Family, family, ident
 from pflsim.analysis.groups import Group, check_comparable, check_evaluation, group_runs
 from pflsim.analysis.runs import Run
 from pflsim.analysis.verdict import sentences
-from pflsim.config.names import listed, nearest
+from pflsim.config.names import nearest
 from pflsim.errors import SettingsError
 from pflsim.records.evaluation import Scope
 from pflsim.records.history import RoundMetrics, Traffic
@@ -176,6 +176,7 @@ class Comparison:
         identical: labels of groups with equal values of the primary metric on every client in every seed.
         objections: reasons why the groups should not be compared.
         lead: the evidence that the best is ahead of the next; "" if there are none.
+        missing: runs that do not count, because others with their method or seed are missing.
     """
 
     rows: tuple[Row, ...]
@@ -187,6 +188,7 @@ class Comparison:
     identical: tuple[tuple[str, ...], ...] = ()
     objections: tuple[str, ...] = ()
     lead: str = ""
+    missing: tuple[str, ...] = ()
 
     @property
     def reference(self) -> Group:
@@ -309,14 +311,14 @@ def compare_sets(runs: Iterable[Run], reference: str | None = None, **options: A
     sets = [group_runs(r for g in members for r in (*g.runs, *g.left_out)) for members in sets]
     known = [bool(_named(members, reference)) for members in sets]
     names = [reference if has or not any(known) else None for has in known]
-    return [compare(_largest_table(m), reference=name, **options) for m, name in zip(sets, names, strict=True)]
-
-
-def left_out(runs: Iterable[Run], compared: Sequence[Comparison]) -> str:
-    """Return what `compare_sets` leaves out of runs, because others with their method or seed are missing; or ""."""
-    counted = {run.folder for c in compared for group in c.groups for run in (*group.runs, *group.left_out)}
-    out = [f"{identity(run.method).display} seed {run.seed}" for run in runs if run.folder not in counted]
-    return f"left out, since runs with their method or seed are missing: {listed(out)}" if out else ""
+    found = list[Comparison]()
+    for members, name in zip(sets, names, strict=True):
+        kept = _largest_table(members)
+        counted = {run.folder for group in kept for run in (*group.runs, *group.left_out)}
+        out = (run for group in members for run in group.runs if run.folder not in counted)
+        missing = tuple(f"{identity(run.method).display} seed {run.seed}" for run in out)
+        found.append(replace(compare(kept, reference=name, **options), missing=missing))
+    return found
 
 
 def _largest_table(groups: list[Group]) -> list[Group]:

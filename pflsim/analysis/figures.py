@@ -50,14 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _write(options: argparse.Namespace) -> None:
-    from pflsim.analysis.comparison import compare_sets, left_out
+    from pflsim.analysis.comparison import compare_sets
     from pflsim.analysis.runs import find_runs, read_run
-    from pflsim.analysis.tables import drawn
+    from pflsim.analysis.tables import cautions, drawn
 
-    runs = [read_run(folder) for folder in find_runs(options.runs)]
-    compared = compare_sets(runs, options.reference, choice=options.at)
-    reasons = [left_out(runs, compared), *(f"curves only: {'; '.join(c.objections)}" for c in compared if c.objections)]
-    print(*filter(None, reasons), sep="\n", end="\n" * any(reasons), file=sys.stderr)
+    compared = compare_sets(map(read_run, find_runs(options.runs)), options.reference, choice=options.at)
+    for caution in (text for comparison in compared for text in cautions(comparison)):
+        print(f"CAUTION: {caution}", file=sys.stderr)
     options.out.mkdir(parents=True, exist_ok=True)
     for name, (figure, table) in all_figures(compared, options.style, options.only).items():
         path = options.out / f"{name}.{options.format}"

@@ -252,8 +252,16 @@ def notes(comparison: Comparison) -> Iterator[str]:
     for group in comparison.groups:
         for run in group.left_out:
             yield f"left out, because it repeats another run with the same settings and seed: {run.folder}"
-    for objection in (*comparison.objections, *incomplete(runs)):
-        yield f"CAUTION: {objection}"
+    for text in cautions(comparison):
+        yield f"CAUTION: {text}"
+
+
+def cautions(comparison: Comparison) -> Iterator[str]:
+    """Yield why the groups should not be compared, what does not count, and what is not complete."""
+    yield from comparison.objections
+    if comparison.missing:
+        yield f"left out, since runs with their method or seed are missing: {listed(comparison.missing)}"
+    yield from incomplete(comparison.runs)
 
 
 def untrained(comparison: Comparison) -> Iterator[str]:
