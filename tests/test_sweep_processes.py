@@ -227,8 +227,8 @@ def end_session(folder: Path, signum: int, after: int) -> int:
         time.sleep(0.05)
     process.send_signal(signum)
     status = process.wait(60)
-    lines = out.read_text().splitlines()
-    assert all(line.startswith(("fed", "continue with", "stopped")) for line in lines), lines  # nothing of Optuna
+    said = out.read_text()  # of Python's resource tracker too, which misses what a killed process has left
+    assert "[I " not in said and "Traceback" not in said, said  # neither Optuna's log nor an error
     while not all(map(is_free, folder.glob("*/*"))):  # the run that a killed study leaves is still saving
         assert time.monotonic() < end
         time.sleep(0.05)
