@@ -313,7 +313,7 @@ def compare_sets(runs: Iterable[Run], reference: str | None = None, **options: A
     names = [reference if has or not any(known) else None for has in known]
     found = list[Comparison]()
     for members, name in zip(sets, names, strict=True):
-        kept = _largest_table(members)
+        kept = _largest_table(members, _named(members, name))
         counted = {run.folder for group in kept for run in (*group.runs, *group.left_out)}
         out = (run for group in members for run in group.runs if run.folder not in counted)
         missing = tuple(f"{identity(run.method).display} seed {run.seed}" for run in out)
@@ -321,16 +321,18 @@ def compare_sets(runs: Iterable[Run], reference: str | None = None, **options: A
     return found
 
 
-def _largest_table(groups: list[Group]) -> list[Group]:
+def _largest_table(groups: list[Group], needed: Sequence[Group]) -> list[Group]:
     """Return the groups without those, or the seeds, for which runs are missing, so that the most runs count.
 
-    If no two groups have a seed in common, all are returned.
+    The groups that are needed stay. If no two groups have a seed in common, all are returned.
     """
 
     def having(seeds: Sequence[int]) -> list[Group]:
         return [group for group in groups if {*seeds} <= {*group.seeds}]
 
-    seeds = max((group.seeds for group in groups), key=lambda seeds: len(seeds) * len(having(seeds)))
-    if all(group.seeds == seeds for group in groups) or len(having(seeds)) == 1:
+    every = [group.seeds for group in groups]
+    complete = [seeds for seeds in every if all(group in having(seeds) for group in needed)]
+    seeds = max(complete or every, key=lambda seeds: len(seeds) * len(having(seeds)))
+    if all(each == seeds for each in every) or len(having(seeds)) == 1:
         return groups
     return group_runs(run for g in having(seeds) for run in (*g.runs, *g.left_out) if run.seed in seeds)

@@ -213,6 +213,7 @@ def test_each_set_of_comparable_runs_has_its_table(said: Said, folder: Path) -> 
     assert status == 0 and "2 sets" in err and "missing: Ditto seed 1" in out
     # The first set lacks seeds of one method; the second has no local.
     assert "Differences to Local" in out and "Differences to FedAvg" in out
+    assert "Differences to Ditto, client" in said(folder, "--reference", "ditto")[1]  # of its seed
     status, out, err = said(folder, "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(out)))
     assert status == 0 and [row["label"] for row in rows] == ["fedavg", "local", "ditto", "fedavg"]
