@@ -111,7 +111,13 @@ def sentences(
         if len(tied) > 1:
             apart = f"cannot be told apart from {tied[0]}, not even on these clients"
             said.append(f"Which method is best is open: {_are(tied[1:], '', '')}{apart}.")
-        elif tied and tied[0] in up and (second := [*means][1]) != reference and means[second] != mean:
+        elif (
+            tied
+            and tied[0] in up
+            and (second := [*means][1]) != reference
+            and means[second] != mean
+            and lead != "not clear"
+        ):
             certain, where = ("clearly ", "") if lead == "clear" else ("", ", on these clients")
             said.append(f"{tied[0]} is {certain}ahead of the next, {second}{where}.")
     if few:

@@ -184,7 +184,9 @@ def test_from_python(runs: Path, tmp_path: Path) -> None:
     alone = made(tmp_path / "alone", [[(1, 2)]])
     assert {*pflsim.figures(alone)} == {"curves"}
     with pytest.raises(SettingsError, match="two methods"):
-        pflsim.figures(alone, only=["forest"])
+        pflsim.figures(alone, only="forest,cost")
+    with pytest.raises(SettingsError, match="--at never: valid: "):
+        pflsim.figures(alone, at="never")
     other = [made(tmp_path / m, [[(1, 2)] * 10], method=m, digest="f" * 64) for m in ("local", "ditto")]
     several = pflsim.figures([*pflsim.load(runs), *other], only=["forest"])
     assert {*several} == {"forest-1", "forest-2"}

@@ -31,11 +31,12 @@ def said(
     metric: str = "accuracy",
     higher: bool = True,
     local: str = "local",
+    lead: str = "",
     **settings: int,
 ) -> str:
     means = {name: base + mean for name, (mean, _) in differences.items()} | {local: base}
     ordered = dict(sorted(means.items(), key=lambda item: -item[1] if higher else item[1]))
-    return " ".join(sentences(ordered, family(differences, local=local, **settings), tied, metric, higher))
+    return " ".join(sentences(ordered, family(differences, local=local, **settings), tied, metric, higher, lead=lead))
 
 
 def test_one_is_clear() -> None:
@@ -68,7 +69,9 @@ def test_what_cannot_be_told_apart_from_the_best() -> None:
     assert "open: b and c cannot be told apart from a" in said(differences, tied="abc")
     assert "open: 5 methods cannot be told apart from a" in said(differences, tied="abcdef")
     alone = said(differences, tied="a")
-    assert "open" not in alone and "a is ahead of the next, b" in alone
+    assert "open" not in alone and "a is ahead of the next, b, on these clients" in alone
+    assert "a is clearly ahead of the next, b." in said(differences, tied="a", lead="clear")
+    assert "the next" not in said(differences, tied="a", lead="not clear")
 
 
 def test_the_seeds_disagree() -> None:
