@@ -49,7 +49,7 @@ from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
 from pflsim.records.environment import PACKAGE, versions
 from pflsim.terminal.exit_status import exit_status
-from pflsim.terminal.formats import in_text
+from pflsim.terminal.formats import in_text, plural
 from pflsim.terminal.identity import identity
 
 METHODS, ROWS, CLIENTS = "leaderboard-methods.csv", "leaderboard.csv", "leaderboard-clients.csv"
@@ -129,6 +129,8 @@ class Place:
             for seed in range(1, board.seeds + 1)
         ]
         matching = [each for *_, each in sorted(found, key=lambda one: one[:2]) if fnmatchcase(str(each), pattern)]
+        if not matching:
+            raise SettingsError(f"--only {pattern}: no cell matches; expected BENCHMARK/METHOD/SEED with * and ?")
         have = {each for each, row in rows.items() if row["settings"] == chosen.get((each.benchmark, each.method), "")}
         return [each for each in matching if each not in have]
 
@@ -235,7 +237,7 @@ def prepare(cell: Cell, root: str) -> None:
 def compute(place: Place, pattern: str, minutes: float) -> int:
     """Compute what is missing until the time is over; return 1 if a method failed."""
     end, todo, failed = time.monotonic() + 60 * minutes, place.missing(pattern), set[tuple[str, str]]()
-    print(f"{len(todo)} cells are missing", flush=True)
+    print(f"missing: {plural(len(todo), 'cell')}", flush=True)
     for cell in todo:
         of_method = cell.benchmark, cell.method
         if time.monotonic() > end or of_method in failed:

@@ -94,9 +94,9 @@ class PFedFDA(ClientModule):
             self._personalise(shard)
 
     def objective(self, batch: Batch) -> Terms:
-        """Return the cross-entropy of the fixed classifier."""
+        """Return the cross-entropy of the fixed classifier, which is large where Σ is nearly singular."""
         inputs, labels = batch
-        return {self.loss_name: self.task_loss(self.predict(inputs), labels)}
+        return {"lda": self.task_loss(self.predict(inputs), labels)}
 
     def predict(self, inputs: Tensor) -> Tensor:
         """Return log p(z, k) of each class k, up to a term that the classes share, [B, C]."""

@@ -11,7 +11,6 @@ from html import escape
 from io import StringIO
 from itertools import groupby
 from pathlib import Path
-from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal
 
 import tabulate as tabulate_module
@@ -26,7 +25,7 @@ from pflsim.analysis.verdict import fixed, over_benchmarks, rounded, scale_of, s
 from pflsim.config.names import listed, written
 from pflsim.errors import SettingsError
 from pflsim.records.summary import who_is_evaluated
-from pflsim.terminal.formats import CHOSEN, NONE, WIDTH, byte_unit, in_text, plural
+from pflsim.terminal.formats import CHOSEN, NONE, WIDTH, byte_unit, in_text, plural, wrapped
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -343,8 +342,7 @@ def drawn(made: Sequence[Table], kind: Format, width: float = math.inf) -> str:
 def _text(table: Table, width: float) -> str:
     columns = int(min(width, WIDTH))
     title, text, *notes = (
-        fill(line, columns, subsequent_indent="  " * (n > 1), break_long_words=False, break_on_hyphens=False)
-        for n, line in enumerate((table.title, table.text, *table.notes))
+        wrapped(line, columns, "  " * (n > 1)) for n, line in enumerate((table.title, table.text, *table.notes))
     )
     above = [line for part in (table.plot, text) if part for line in (part, "")]
     below = [line for part in _parts(table, width) for line in (_grid(part, "simple"), "")]

@@ -23,6 +23,7 @@ from pflsim.data.federate import load_federation
 from pflsim.data.federated import Partition
 from pflsim.errors import RunError, SettingsError
 from pflsim.terminal.exit_status import command_parser, exit_status
+from pflsim.terminal.formats import wrapped
 
 EXAMPLES = "example:\n  {program} probe data=table data.path=visits.csv data.label=readmitted data.client=hospital\n"
 OPTIONS = {"local": [""], "fedavg": [""], "ditto": ["method.lam=0.1", "method.lam=1"],
@@ -148,7 +149,7 @@ def run_probe(folder: Path, options: Mapping[str, Any]) -> Answer:
     asked, dataset, partition = probe.federation(seeds)
     given = partition.names or asked.names["partition"] == "explicit"
     made = "" if given else ", which deals the examples to clients that are not in the data"
-    print(f"{partition.clients} clients by partition={asked.names['partition']}{made}", flush=True)
+    print(wrapped(f"{partition.clients} clients by partition={asked.names['partition']}{made}"), flush=True)
     rounds, plan = probe.plan(asked, seeds, options["minutes"])
     print(plan, flush=True)
     trials = {
@@ -175,10 +176,10 @@ def run_probe(folder: Path, options: Mapping[str, Any]) -> Answer:
     repeat = f"{program()} probe {shlex.join([*where, f'--seeds={seeds}'])}"
     content = {"advice": advice, "command": command, "again": repeat, "plan": plan, "trials": trials, "chosen": chosen}
     out.write_text(page(answer, unlike=unlike, **content), "utf-8")
-    print(f"Does personalisation pay? {answer.pays}.", *answer.sentences, "How unlike the clients are:", sep="\n")
     lines = [f"{what}: {value:.2f} ({scale})".replace("-", "−") for what, value, scale in unlike]
+    said = [f"Does personalisation pay? {answer.pays}.", *answer.sentences, "How unlike the clients are:", *lines]
     minutes = (time.monotonic() - began) / 60
-    print(*lines, advice, command, f"written: {out}, after {minutes:.1f} minutes", sep="\n", flush=True)
+    print(*map(wrapped, [*said, advice]), command, f"written: {out}, after {minutes:.1f} minutes", sep="\n", flush=True)
     return answer
 
 

@@ -20,7 +20,7 @@ from rich.text import Text
 from pflsim.records.evaluation import Scope
 from pflsim.records.history import RoundMetrics
 from pflsim.records.summary import RunMeta, Summary, who_is_evaluated
-from pflsim.terminal.formats import NONE, WIDTH, flowed, format_bytes, format_seconds, in_text
+from pflsim.terminal.formats import NONE, WIDTH, flowed, format_bytes, format_seconds, in_text, wrapped
 from pflsim.terminal.result import accuracy_table, headline, result_lines, resume_command, tensorboard_command
 from pflsim.terminal.status import Status, sparkline, watching
 from pflsim.types import ModelKind
@@ -110,15 +110,17 @@ class Console:
             self._watch(self.status)
         if self.progress in ("quiet", "none"):
             return
-        self._print(headline(self.meta))
+        self._print(wrapped(headline(self.meta), self.width))
         self._print(f"run folder {folder}{self._copy()}")
         if done is not None:
             self._print(f"resumed after round {done}")
         primary = self.meta.measures.primary
         if self.meta.loss:
-            self._print(f"task {self.meta.task} (from the targets), loss {self.meta.loss}, primary metric {primary}")
+            task = f"task {self.meta.task} (from the targets), loss {self.meta.loss}, primary metric {primary}"
+            self._print(wrapped(task, self.width))
         name, clients = in_text(primary), who_is_evaluated(self.meta.evaluated_on)
-        self._print(f"{name}: mean over {clients}, on their test data; worst: mean of the worst decile of these")
+        about = f"{name}: mean over {clients}, on their test data; worst: mean of the worst decile of these"
+        self._print(wrapped(about, self.width))
         if self.progress == "live":
             self._live.start()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -69,3 +71,15 @@ def flowed(items: Iterable[str], width: int) -> list[str]:
             lines.append("")
         lines[-1] += " " * 3 * bool(lines[-1]) + item
     return lines
+
+
+def wrapped(text: str, width: int | None = None, indent: str = "") -> str:
+    """Return text in lines that are broken between words; all but the first are indented.
+
+    Args:
+        text: without line breaks.
+        width: number of columns; default: the terminal's, at most `WIDTH`.
+        indent: of the second line and those after it.
+    """
+    width = width or min(shutil.get_terminal_size((WIDTH, 24)).columns, WIDTH)
+    return fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

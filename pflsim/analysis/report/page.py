@@ -101,6 +101,7 @@ def _render(benchmarks: Sequence[Benchmark], out: Sequence[tuple[str, str]], cou
     env.filters |= {"rate": _rate, "size": _size, "plural": plural, "p": _p, "listed": listed, "points": _points}
     env.filters |= {"duration": lambda value: format_seconds(value.mean), "letters": in_text, "numbers": numbers}
     env.filters |= {"begun": lambda text: text if text[1:2].isupper() else text[:1].upper() + text[1:], "zip": zip}
+    env.filters["cut"] = lambda name, most: name if len(name) <= most else f"{name[: most - 1]}…"
     env.filters["yaml"] = partial(safe_dump, sort_keys=False, allow_unicode=True)
     env.globals |= {"charts": charts, "facts": facts, "structure": structure, "answer": answer, "scale": scale_of}
     env.globals |= {"WHEN": WHEN, "CHOSEN": CHOSEN, "STATS": STATS, "evaluated": who_is_evaluated, "row_of": row}
