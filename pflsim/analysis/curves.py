@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Against = Literal["rounds", "bytes", "seconds"]
-AGAINST: tuple[Against, ...] = get_args(Against)
 Measure = Callable[[Run, RoundMetrics], float | None]
 """Returns the value to draw for a round of a run, or None to leave the round out."""
 SUFFIXES = (".png", ".svg", ".pdf")

@@ -131,7 +131,7 @@ class Criterion(nn.Module):
 
     def __init__(self, task: Task):
         super().__init__()
-        self.task, self.one_output, self.smooths = task, task.one_output, False
+        self.task, self.one_output = task, task.one_output
         self.loss = _made(task)
         self.term = "ce" if self.loss is None or isinstance(self.loss, nn.CrossEntropyLoss) else "loss"
         """The name of the loss among the terms of an objective."""
