@@ -276,6 +276,10 @@ def test_pictures_are_in_the_page(tmp_path: Path) -> None:
     assert "Label: column use ; clients: column district ; 5 inputs from the columns age and urban." in text
     data = page[page.index('id="data"') : page.index('id="settings"')]
     assert re.findall(r"<title>(\d+)</title>", data) == ["3", "2", "1", "4"] and data.count(">5</text>") == 2
+    named = {**about, "class_counts": counts, "names": ["Universitätsklinik", "Bern"]}
+    (tmp_path / "a" / "partition.json").write_text(json.dumps(named))
+    page = report(tmp_path / "a")
+    assert "in the order Universitätsklinik and Bern" in words(page) and ">Universit…</text>" in page
     near = Matrix("alpha/a", "Weights", *axes, np.array([[0.98, 0.02], [0, 1]], np.float32))
     write_matrices(tmp_path / "a", RoundMatrices(8, (near,)))
     assert "clients take 99% from themselves, others 0.01" in words(report(tmp_path / "a"))
