@@ -25,6 +25,7 @@ def main() -> None:
     """Draw a panel for each benchmark, the method with the best mean over them first, and Local as a line at 0."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.board_picture")
     parser.add_argument("benchmarks", nargs="+", choices=BENCHMARKS)
+    parser.add_argument("--methods", metavar="NAMES", help="with commas between; default: those of all benchmarks")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     place = Place("data", Path())
@@ -32,7 +33,8 @@ def main() -> None:
         name: {d.group.label: d for d in standing(place, name)[1].differences if d.mean is not None}
         for name in given.benchmarks
     }
-    methods = set.intersection(*(set(own) for own in found.values()))
+    chosen = [set(given.methods.split(","))] if given.methods else []
+    methods = set.intersection(*chosen, *(set(own) for own in found.values()))
     means = {method: fmean(own[method].mean or 0.0 for own in found.values()) for method in methods} | {"local": 0.0}
     order = sorted(means, key=lambda method: -means[method])
     with template(STYLE):

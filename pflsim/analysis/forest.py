@@ -15,6 +15,8 @@ from pflsim.terminal.identity import Identity, identity
 
 CUT = 4
 """The axis leaves out methods that are worse by this multiple of what the better half of the methods needs."""
+REACH = 2
+"""The axis has the ends of intervals up to this multiple of the same."""
 LEAST = 0.04
 """Least length of the axis: of an accuracy in its own unit, of other metrics as a part of the reference's value."""
 NOT_CLEAR = {"light": "#868d99", "dark": "#828a97"}
@@ -91,8 +93,9 @@ def forest(comparison: Comparison) -> Forest | None:
             mean, low, high = (None if x is None else scale * x for x in (d.mean, *d.over_seeds))
             seeds = tuple(scale * x for x in d.by_seed)
             rows.append(ForestRow(name, own, mean, seeds, low, high, d.level, value, worst))
-    values = [(row.mean, *row.by_seed) for row in rows if row.level and row.mean is not None]
-    limits = axis_limits(values, comparison.higher, scale * least_length(comparison))
+    shown = [(row.mean, row) for row in rows if row.level and row.mean is not None]
+    values, intervals = [(mean, *row.by_seed) for mean, row in shown], [(row.low, row.high) for _, row in shown]
+    limits = axis_limits(values, comparison.higher, scale * least_length(comparison), intervals)
     reference = comparison.reference.label
     return Forest(tuple(rows), limits, reference, comparison.primary, comparison.higher, unit.strip())
 
@@ -104,18 +107,29 @@ def least_length(comparison: Comparison) -> float:
     return LEAST * (base or 1.0)
 
 
-def axis_limits(values: Sequence[Sequence[float]], higher: bool, least: float) -> tuple[float, float]:
-    """Return the limits of the axis: it has 0, and the means and seeds of the methods that are not far behind (`CUT`).
+def axis_limits(
+    values: Sequence[Sequence[float]],
+    higher: bool,
+    least: float,
+    intervals: Sequence[tuple[float | None, float | None]] = (),
+) -> tuple[float, float]:
+    """Return the limits of the axis.
+
+    It has 0, and the means, seeds and intervals of the methods that are not far behind (`CUT`, `REACH`).
 
     Args:
         values: the mean and the seeds of each method, best first.
         higher: whether a higher difference is better.
         least: the least length.
+        intervals: of each method, if there are any.
     """
     sign = 1 if higher else -1
     reach = [[sign * x for x in own] for own in values]
     need = max([least / 2, *(abs(x) for own in reach[: (len(reach) + 1) // 2] for x in own)])
-    shown = [0.0, *(x for own in reach if own[0] >= -CUT * need for x in own)]
+    near = [own[0] >= -CUT * need for own in reach]
+    shown = [0.0, *(x for own, holds in zip(reach, near, strict=True) if holds for x in own)]
+    ends = [sign * x for pair, holds in zip(intervals, near, strict=False) if holds for x in pair if x is not None]
+    shown += [min(max(x, -REACH * need), REACH * need) for x in ends]
     low, high = min(shown), max(shown)
     more = max(0.05 * (high - low), (least - (high - low)) / 2)
     return (low - more, high + more) if higher else (-high - more, more - low)

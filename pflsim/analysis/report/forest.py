@@ -84,8 +84,9 @@ class Benchmark:
 
 def _cut(found: Sequence[Difference | None], benchmark: Benchmark) -> Axis:
     """Return an axis with the limits of the forest plot; the differences are those of the best methods first."""
-    values = [(d.mean, *d.by_seed) for d in found if d and d.mean is not None]
-    return axis(axis_limits(values, benchmark.comparison.higher, benchmark.least), pad=0)
+    shown = [(d.mean, d) for d in found if d and d.mean is not None]
+    values, intervals = [(mean, *d.by_seed) for mean, d in shown], [d.over_seeds for _, d in shown]
+    return axis(axis_limits(values, benchmark.comparison.higher, benchmark.least, intervals), pad=0)
 
 
 def overall(benchmarks: Sequence[Benchmark]) -> tuple[list[list[Line | None]], Axis]:

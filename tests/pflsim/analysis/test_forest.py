@@ -75,6 +75,17 @@ def test_the_axis_leaves_out_what_is_far_behind() -> None:
     assert axis_limits([(0.0,)], True, 4.0) == (-2.0, 2.0)
 
 
+@pytest.mark.parametrize("higher", [True, False])
+def test_the_axis_has_intervals_up_to_twice_the_better_half(higher: bool) -> None:
+    sign = 1 if higher else -1
+    values = [(sign * mean,) for mean in (4.0, 3.0, -90.0)]
+    wide, wider, beyond = ((sign * -6.0, sign * 14.0), (sign * -50.0, sign * 56.0), (-95.0, 95.0))
+    low, high = sorted(sign * end for end in axis_limits(values, higher, 1.0, [(None, None), wide, beyond]))
+    assert -7 < low < -6 and 8 < high < 9, "the means reach 4, so intervals reach 8"
+    low, high = sorted(sign * end for end in axis_limits(values, higher, 1.0, [wider, wider, beyond]))
+    assert -9 < low < -8 and 8 < high < 9
+
+
 def test_the_page_has_the_axis_of_the_terminal(tmp_path: Path) -> None:
     """Also with a panel for each of several benchmarks."""
     rights = {"local": 50, "ditto": 51, "fedrep": 52, "fedavg": 10}
