@@ -48,12 +48,15 @@ def draw_forest(comparison: Comparison, style: Style) -> Drawn:
         if mean is None:
             continue
         first, last = mean if row.low is None else row.low, mean if row.high is None else row.high
-        line = {"color": colour, "linewidth": 1.3, "alpha": 0.7, "solid_capstyle": "butt"}  # a cap may cross 0
-        axes.plot(np.clip([first, last], low, high), [y, y], **line)
-        for beyond, edge, arrow in ((first < low, low, "<"), (last > high, high, ">")):
+        inside = low <= mean <= high
+        face = "white" if row.level == "on these clients only" and not inside else colour
+        ends = (first, last) if inside else (mean, mean)
+        for beyond, edge, arrow in ((ends[0] < low, low, "<"), (ends[1] > high, high, ">")):
             if beyond:
-                axes.plot(edge, y, arrow, color=colour, markersize=3, clip_on=False)
-        if low <= mean <= high:
+                axes.plot(edge, y, arrow, color=colour, markerfacecolor=face, markersize=3, clip_on=False)
+        if inside:
+            line = {"color": colour, "linewidth": 1.3, "alpha": 0.7, "solid_capstyle": "butt"}  # a cap may cross 0
+            axes.plot(np.clip([first, last], low, high), [y, y], **line)
             seeds = [x for x in row.by_seed if low <= x <= high]
             axes.plot(seeds, [y] * len(seeds), "|", color=colour, markersize=4.5, markeredgewidth=0.8)
             axes.plot(mean, y, **mark_of(row.identity, row.level, 4.5))

@@ -176,10 +176,10 @@ def as_text(plot: Forest, width: int, page: str = "dark") -> Text:
             start, end = min(start, zero - 1), min(end, zero - 1)
         for place in range(start, end + 1):
             found[place] = "┼" if place == zero else "─"
-        if low <= mean <= high:
-            mark = {"clear": GLYPHS[row.identity.mark], "on these clients only": "○", "not clear": "◦"}
-            found[min(max(column(mean), start), end)] = mark[row.level] if row.level else GLYPHS[row.identity.mark]
         found[0], found[-1] = "◂" if first < low else found[0], "▸" if last > high else found[-1]
+        mark = {"on these clients only": "○", "not clear": "◦"}.get(row.level or "", GLYPHS[row.identity.mark])
+        beyond = 1 if mean < low else columns - 2 if mean > high else None  # beside the arrow
+        found[min(max(column(mean), start), end) if beyond is None else beyond] = mark
         return "".join(found), found[zero] != "│"
 
     drawn = Text("\n").join([*_head(plot, zero, names + 1, columns, numbers(heads))])
@@ -195,7 +195,8 @@ def as_text(plot: Forest, width: int, page: str = "dark") -> Text:
         drawn.append(numbers(texts))
     key = ["─ 95% over seeds", "own mark: clear", "○ on these clients only", "◦ not clear"]
     if all(row.low is None for row in plot.rows):
-        key = ["one seed: no interval, and nothing is tested"]
+        key = ["one seed: no interval over seeds, nothing is clear"]
+    key += ["◂▸ beyond the axis"] * any(arrow in drawn.plain for arrow in "◂▸")
     return drawn.append("\n".join(["\n", *flowed(key, width)]))
 
 

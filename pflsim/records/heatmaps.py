@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,14 @@ MAX_TICKS = 40
 """Longer axes show a few numbers instead of all names."""
 
 
-def drawing() -> AbstractContextManager[None]:
-    """Return a context in which matplotlib has its defaults, whatever a matplotlibrc or the calling program sets."""
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Give matplotlib its defaults, whatever a matplotlibrc or the calling program sets, and silence missing glyphs."""
     from matplotlib import style
 
-    return style.context("default")
+    with style.context("default"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
+        yield
 
 
 def by_kind(matrices: Iterable[Matrix]) -> dict[str, list[Matrix]]:

@@ -41,12 +41,17 @@ class Gains:
     columns: pd.DataFrame
     by_seed: bool
 
-    def losers(self, reference: str, higher: bool) -> list[tuple[int, int, int]]:
-        """Return the three clients that most methods make worse: seed, client, and the number of the methods."""
+    def losers(self, reference: str, higher: bool) -> tuple[list[tuple[int, int, int]], int]:
+        """Return the clients that most methods make worse.
+
+        Returns:
+            At most three: seed, client, and the number of the methods; and how many others have as many as the last.
+        """
         worse = self.table.sub(self.table[reference], axis=0) * (1 if higher else -1) < -1e-9
         counts = worse.to_numpy().sum(axis=1)
-        most = np.argsort(-counts, kind="stable")[:3]
-        return [(*self.table.index[place], int(counts[place])) for place in most if counts[place]]
+        most = [place for place in np.argsort(-counts, kind="stable")[:3] if counts[place]]
+        more = int((counts == counts[most[-1]]).sum() - (counts[most] == counts[most[-1]]).sum()) if most else 0
+        return [(*self.table.index[place], int(counts[place])) for place in most], more
 
 
 def gains(benchmark: Benchmark) -> Gains | None:

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from pflsim.analysis.comparison import Comparison, Row, best_first
 from pflsim.analysis.differences import Difference
-from pflsim.analysis.forest import axis_limits, least_length
+from pflsim.analysis.forest import REACH, axis_limits, least_length
 from pflsim.analysis.report.axes import Axis, axis
 from pflsim.analysis.report.grid import Grid
 from pflsim.terminal.identity import Identity, identity
@@ -76,9 +76,11 @@ class Benchmark:
     def delta_axis(self, number: int = 0) -> Axis:
         """Return the axis of the differences to a reference."""
         found = [line.deltas[number] for line in self.lines]
-        if number:  # a narrow column with the shorter intervals over pairs
-            every = [v for d in found if d for v in (d.low, d.high, d.mean) if v is not None]
-            return axis([0.0, *every], self.least, 2)
+        if number:  # a narrow column with all means
+            means = [d.mean for d in found if d and d.mean is not None]
+            most = REACH * max([self.least / 2, *map(abs, means)])
+            ends = [min(max(end, -most), most) for d in found if d for end in d.over_seeds if end is not None]
+            return axis([0.0, *means, *ends], self.least, 2)
         return _cut(found, self)
 
 

@@ -69,7 +69,9 @@ def test_the_axis_leaves_out_what_is_far_behind() -> None:
     assert -4 < low < -3 and 2 < high < 3, "means and seeds of the better half, and a margin"
     near = [row("fedrep", 0.4, 5.0, "not clear", (0.1, 0.7)), row("ifca", -0.5, 1.0, "not clear", (-3.0, 2.0))]
     lines = as_text(plot([*near, row("fedavg", -54.1, 2.0, "clear")]), 80).plain.splitlines()
-    assert "◂" in lines[4] and "■" not in lines[4] and "−54.1" in lines[4]
+    assert "◂■" in lines[4] and "−54.1" in lines[4], "the mark says how clear it is"
+    seen = as_text(plot([*near, row("fedavg", -54.1, 60.0, "on these clients only")]), 80).plain.splitlines()
+    assert "◂○─" in seen[4] and "▸" in seen[4]
     low, high = axis_limits([(-54.1,)], True, 4.0)
     assert low < -54.1, "a single method is shown"
     assert axis_limits([(0.0,)], True, 4.0) == (-2.0, 2.0)

@@ -138,6 +138,17 @@ def test_named_clients_are_in_the_order_of_the_columns(tmp_path: Path) -> None:
     assert len(re.findall(r'<circle cx="[\d.]+%" [^>]*class="loss"/>', shown)) == 1
 
 
+def test_clients_that_lose_as_often_are_counted(tmp_path: Path) -> None:
+    for method, right in {"local": (9, 9, 9, 9, 9), "ditto": (8, 8, 9, 8, 8), "ifca": (8, 9, 9, 8, 8)}.items():
+        make_run(tmp_path / method, [[(n, 10) for n in right]] * 2, method=method)
+    assert "client 0 (2 of 2), client 3 (2 of 2), client 4 (2 of 2)." in words(report(tmp_path))
+    make_run(tmp_path / "apfl", [[(n, 10) for n in (8, 9, 8, 8, 8)]] * 2, method="apfl")
+    make_run(tmp_path / "fedrep", [[(n, 10) for n in (9, 8, 8, 9, 9)]] * 2, method="fedrep")
+    assert "client 0 (3 of 4), client 3 (3 of 4), client 4 (3 of 4)." in words(report(tmp_path))
+    make_run(tmp_path / "fedala", [[(n, 10) for n in (9, 8, 8, 9, 9)]] * 2, method="fedala")
+    assert "client 0 (3 of 5), client 1 (3 of 5), client 2 (3 of 5) and 2 more." in words(report(tmp_path))
+
+
 def test_without_validation_data_the_last_round_is_the_headline(tmp_path: Path) -> None:
     make_run(tmp_path / "a", [[(1, 10), (9, 10)], [(4, 10), (8, 10)]])
     page = report(tmp_path / "a")
