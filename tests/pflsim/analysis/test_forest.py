@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from pflsim.analysis.comparison import Comparison, compare
 from pflsim.analysis.forest import GLYPHS, Forest, ForestRow, as_text, axis_limits, forest
 from pflsim.analysis.groups import group_runs
 from pflsim.analysis.report.forest import Benchmark, overall
+from pflsim.analysis.report.page import page as report
+from pflsim.analysis.runs import find_runs, read_run
 from pflsim.analysis.tables import forest_text, render
 from pflsim.terminal.identity import MARKS, identity
 
@@ -96,6 +100,24 @@ def test_the_page_has_the_axis_of_the_terminal(tmp_path: Path) -> None:
     assert plot is not None and plot.limits[0] > -9, "FedAvg is beyond it"
     for axis in (page.delta_axis(), overall([page, page])[1]):
         assert (100 * axis.low, 100 * axis.high) == pytest.approx(plot.limits)
+
+
+def test_the_second_reference_has_intervals_over_seeds_too(tmp_path: Path) -> None:
+    """IFCA is ahead of FedAvg by 1, 5 and 9 of 100: over seeds 5 ± 4.303 · 4/√3, that is −4.9 to 14.9."""
+    gains = {"local": (0, 0, 0), "fedavg": (0, 0, 0), "ifca": (1, 5, 9)}
+    for (method, own), seed in product(gains.items(), range(3)):
+        made(tmp_path / f"{method}{seed}", [[(50 + own[seed], 100)] * 8], method=method, seed=seed)
+    found = compare(group_runs(map(read_run, find_runs([str(tmp_path / "*")]))))
+    axis = Benchmark(found, found, None).delta_axis(1)
+    assert axis.low < -0.049 and 0.1 < axis.high < 0.11, "to the right up to twice the largest mean"
+    row = re.search(
+        r"<tr[^>]*>(?:(?!</tr>).)*IFCA(?:(?!</tr>).)*</tr>", report(find_runs([str(tmp_path / "*")])), re.DOTALL
+    )
+    assert row is not None
+    ends = re.findall(r'<line x1="([-\d.]+)%" x2="([-\d.]+)%" [^>]*class="ci', row[0])
+    assert float(ends[1][0]) == pytest.approx(axis.at(-0.04937), abs=0.1) and float(ends[1][1]) == 100
+    one = report(find_runs([str(tmp_path / "*0")]))
+    assert one.count('class="ci') == 0, "with one seed there is no interval"
 
 
 def test_an_error_is_better_on_the_left() -> None:

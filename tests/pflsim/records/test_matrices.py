@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from pflsim.messages import Prototypes, Uplink
 from pflsim.records import tensorboard
 from pflsim.records.evaluation import Scope
-from pflsim.records.heatmaps import draw_heatmaps
+from pflsim.records.heatmaps import draw_heatmaps, drawing
 from pflsim.records.tensorboard import SHARE, TensorBoard
 from pflsim.records.trace import RoundMatrices, read_matrices, write_matrices, write_trace
 from pflsim.types import Axis, Matrix, RoundRecord
@@ -43,6 +43,13 @@ def test_matrices_come_back_as_they_were(tmp_path: Path) -> None:
 def test_a_picture_of_nothing_can_be_drawn() -> None:
     nothing = Matrix("x", "X", Axis("a"), Axis("b"), np.full((3, 3), np.nan, np.float32))
     draw_heatmaps([nothing]).canvas.draw()
+
+
+@pytest.mark.filterwarnings("error")
+def test_names_that_a_font_lacks_are_drawn_without_a_warning() -> None:
+    with drawing():
+        matrix = Matrix("a", "A", Axis("a", ("日本病院",)), Axis("b"), np.ones((1, 1), np.float32))
+        draw_heatmaps([matrix]).canvas.draw()
 
 
 @pytest.mark.parametrize(
