@@ -56,7 +56,7 @@ def kind_of(cause: BaseException | None) -> Literal["error", "state", "device"]:
 
 def nonfinite(uplink: Uplink, losses: Mapping[str, float]) -> str:
     """Return which losses and values of an uplink are not finite; prototypes of missing classes are ignored."""
-    found = [f"loss {name} is {value}" for name, value in losses.items() if not isfinite(value)]
+    found = [f"loss term {name} is {value}" for name, value in losses.items() if not isfinite(value)]
     found += [f"number {name} is {value}" for name, value in uplink.numbers.items() if not isfinite(value)]
     tensors = {**uplink.weights, **uplink.extra}
     if uplink.prototypes is not None:

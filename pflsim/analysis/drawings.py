@@ -76,7 +76,8 @@ def draw_forest(comparison: Comparison, style: Style) -> Drawn:
         found.append((row.name, rounded(row.value), rounded(row.worst), *ends, row.level or "reference"))
     unit = ", in percentage points" * bool(plot.unit)
     headers = ("method", metric, "worst decile", "difference", "from", "to", "evidence")
-    notes = (f"difference to {plot.reference}{unit}", "from, to: 95% t interval over seeds")
+    marks = "Filled marks: clear; hollow: clear on these clients, not over seeds; grey: not clear; ticks: seeds"
+    notes = (f"Difference to {plot.reference}{unit}", "Lines, and from, to: 95% t interval over seeds", marks)
     return figure, Table(title(comparison), headers, tuple(found), notes)
 
 
@@ -156,7 +157,7 @@ def draw_curves(comparison: Comparison, style: Style) -> Drawn:
         cells = [f"{means[n]:.3f}" if n in means else "" for n in rounds]
         table.append((row.group.label, *cells, f"{last.min():.3f}", f"{last.max():.3f}"))
     headers = ("method", *(f"round {n:.0f}" for n in rounds), "lowest", "highest")
-    note = "mean over seeds by round; lowest and highest seed in the last round"
+    note = "Mean over seeds by round; lowest and highest seed in the last round"
     return figure, Table(title(comparison), headers, tuple(table), (note, *comparison.objections))
 
 
@@ -197,7 +198,7 @@ def draw_clients(comparison: Comparison, style: Style) -> Drawn:
         table.append((row.group.label, *map(str, (d.better, d.equal, d.worse)), *ends))
     headers = ("method", "better", "equal", "worse", "greatest loss", "greatest gain")
     unit = ", in percentage points" * bool(plot.unit)
-    note = f"clients of all seeds, compared with {plot.reference}; differences of single clients{unit}"
+    note = f"Clients of all seeds, compared with {plot.reference}; differences of single clients{unit}"
     return figure, Table(title(comparison), headers, tuple(table), (note,))
 
 
@@ -219,7 +220,8 @@ def draw_cost(comparison: Comparison, style: Style) -> Drawn:
     figure = new_figure(style, style.column, min(style.column * 0.7, HEIGHT))
     axes = figure.add_subplot(xscale="log", axisbelow=True)
     axes.margins(0.12, 0.08)
-    steps = np.array([at[row.group.label] for row in worth])
+    last = max(x for x, _ in at.values()), at[worth[-1].group.label][1]
+    steps = np.array([*(at[row.group.label] for row in worth), last])
     axes.step(*steps.T, where="post", color=CONTEXT, linewidth=0.8)
     for row in rows:
         axes.plot(*at[row.group.label], **mark_of(identity(row.group.method), "clear", 5 if row in worth else 3.5))
@@ -242,8 +244,8 @@ def draw_cost(comparison: Comparison, style: Style) -> Drawn:
         table.append((row.group.label, size, mean, "yes" * (row in worth)))
     headers = ("method", "bytes", in_text(comparison.primary), "frontier")
     clearly = "clearly " * any(len(group.runs) > 1 for group in comparison.groups)
-    line = f"frontier: each {clearly}better than the one with fewer bytes before it"
-    notes = ("bytes: both directions, all clients, whole run", line)
+    line = f"Frontier: each {clearly}better than the one with fewer bytes before it"
+    notes = ("Bytes: both directions, all clients, whole run", line)
     return figure, Table(title(comparison), headers, tuple(table), notes)
 
 
@@ -256,7 +258,7 @@ def _names_with_room(
         axes: of the points.
         points: group, place, and whether the name is in colour; the first have the choice.
         size: of the font.
-        steps: the corners of the line, [corners, 2], where it goes up; it goes on to the edge.
+        steps: the corners of the line, [corners, 2], where it goes up, and its end.
     """
     from matplotlib.patheffects import withStroke
     from matplotlib.transforms import Bbox

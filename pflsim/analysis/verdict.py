@@ -75,6 +75,7 @@ def sentences(
         return []
     above, highest = ("above", "highest") if higher else ("below", "lowest")
     (scale, decimals, unit), name = scale_of(metric), in_text(metric)
+    kind = "setting" if {d.group.method for d, _ in found} == {family.reference.method} else "method"
 
     def size(difference: float) -> str:
         return signed(scale * abs(difference), decimals).removeprefix("+")
@@ -96,12 +97,12 @@ def sentences(
         if len(up) > 1:
             each = [f"{label} by {gap}{unit * (label == first)}" for label, gap in up.items()]
             what = listed(each) if len(up) <= MAX_NAMES else f"{first} most, {up[first]}{unit} {above}"
-            said.append(f"{len(up)} of {len(found)} methods are {than}: {what}.")
+            said.append(f"{len(up)} of {len(found)} {kind}s are {than}: {what}.")
         elif up:
             only = "Only " * (len(found) > 1)
             said.append(f"{only}{first} is {than}: {rounded(means[first])}, {up[first]}{unit} {above}.")
         else:
-            said.append(f"No method is {than}.")
+            said.append(f"No {kind} is {than}.")
         if down:
             said.append(f"{_are(down)} clearly worse than {reference}.")
         for better, where in ((True, "ahead of"), (False, "behind")):
@@ -110,7 +111,7 @@ def sentences(
                 said.append(f"{_are(labels)} {where} {reference} {vary}.")
         if len(tied) > 1:
             apart = f"cannot be told apart from {tied[0]}, not even on these clients"
-            said.append(f"Which method is best is open: {_are(tied[1:], '', '')}{apart}.")
+            said.append(f"Which {kind} is best is open: {_are(tied[1:], '', '')}{apart}.")
         elif (
             tied
             and tied[0] in up

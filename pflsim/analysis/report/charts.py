@@ -20,8 +20,6 @@ MAX_COLUMNS = 60
 MAX_POINTS = 60
 """Longer curves are thinned out to this number of points."""
 Label = tuple[float, float, str]
-HEIGHT = 320
-"""Of the chart of costs, in pixels."""
 
 
 @dataclass(frozen=True)
@@ -108,12 +106,14 @@ class Cost:
     Args:
         x: the axis of bytes; None: no group sends any.
         y: the axis of the metric.
+        height: of the chart in pixels.
         points: group, place in percent and pixels, and place and anchor of its label if there is room for one.
         front: the groups that are the best for their bytes, in ascending order of bytes.
     """
 
     x: Axis | None
     y: Axis
+    height: int
     points: list[tuple[Line, float, float, Label | None]]
     front: list[Line]
 
@@ -129,7 +129,8 @@ def cost(benchmark: Benchmark) -> Cost:
     x = log_axis(filter(None, sent.values())) if any(sent.values()) else None
     y = axis(means.values(), 2.5 * benchmark.least, 5, pad=0.08)
     front = [line for row in frontier(benchmark.comparison) for line in sent if line.row is row]
-    where = {line: (_place(x, sent[line]), y.up(means[line], HEIGHT)) for line in sent}
+    height = min(160 + 12 * len(sent), 320)
+    where = {line: (_place(x, sent[line]), y.up(means[line], height)) for line in sent}
     ends = [*(where[line][0] for line in front[1:]), 100.0]
     taken = [(where[line][0], end, where[line][1]) for line, end in zip(front, ends, strict=True)]
     taken += [(at - 0.6, at + 0.6, level) for at, level in where.values()]
@@ -138,7 +139,7 @@ def cost(benchmark: Benchmark) -> Cost:
         taken += [(at, at, level) for level in np.linspace(where[one][1], where[other][1], 20)]
     first = dict.fromkeys([*front, *sorted(sent, key=lambda line: line.who.family != "reference")])
     points = [(line, *where[line], _free(line.label, *where[line], line in front, taken)) for line in first]
-    return Cost(x, y, points[::-1], front)
+    return Cost(x, y, height, points[::-1], front)
 
 
 def _place(x: Axis | None, count: float) -> float:

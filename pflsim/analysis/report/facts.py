@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,12 +44,18 @@ def settings_table(groups: Sequence[Group]) -> list[tuple[str, list[str], bool]]
     each = [run_settings(group.runs[0]) for group in groups]
     rows = []
     for key in dict.fromkeys(key for found in each for key in found):
-        values = [written(found[key]) if key in found else "" for found in each]
+        values = [written(found[key]) if found.get(key) not in (None, []) else "" for found in each]
         differ = len(set(values)) > 1
         own = key.partition(".")[0] in COMPONENTS
-        if "_target_" not in key and (differ or own or any(v != written(default.get(key)) for v in values)):
+        if any(values) and "_target_" not in key and (differ or own or values[0] != written(default.get(key))):
             rows.append((key, values, differ))
     return sorted(rows, key=lambda line: (not line[2], line[0] not in COMPONENTS))
+
+
+def by_component(table: Sequence[tuple[str, list[str], bool]]) -> dict[str, list[tuple[str, str]]]:
+    """Return the settings of a `settings_table` that do not differ: (key within the component, value), by component."""
+    same = [(key.partition("."), values[0]) for key, values, differ in table if not differ]
+    return grouped((component, (key, value)) for (component, _, key), value in same)
 
 
 def environments(runs: Iterable[Run]) -> list[tuple[dict[str, Any], list[str]]]:
@@ -87,13 +94,20 @@ def command_line(arguments: Sequence[str]) -> str:
 
 
 def warnings(runs: Iterable[Run]) -> list[str]:
-    """Return the different warnings of runs, each with the methods and the seeds that have it."""
+    """Return the different warnings of runs, each with the methods and the seeds that have it.
+
+    Of warnings that differ in their numbers only, the first is returned.
+    """
     found = ((run, text) for run in runs for text in (*run.summary.get("warnings", ()), *_diverged(run)))
-    each = ((run, text.removeprefix(f"{run.method} ")) for run, text in found)
+    each = [(run, text.removeprefix(f"{run.method} ")) for run, text in found]
     said = []
-    for text, having in grouped((text, run) for run, text in each).items():
-        who, seeds = dict.fromkeys(identity(run.method).display for run in having), sorted({run.seed for run in having})
-        said.append(f"{listed([*who])}, seed{'s' * (len(seeds) > 1)} {numbers(seeds)}: {text}")
+    for having in grouped((re.sub(r"\d+(\.\d+)?(e[+-]\d+)?", "0", text), (run, text)) for run, text in each).values():
+        (first, text), texts = having[0], {each for _, each in having}
+        who = dict.fromkeys(identity(run.method).display for run, _ in having)
+        seeds = sorted({run.seed for run, _ in having})
+        whose = f"{listed([*who])}, seed{'s' * (len(seeds) > 1)} {numbers(seeds)}"
+        of = f" (numbers of {identity(first.method).display}, seed {first.seed})" * (len(texts) > 1)
+        said.append(f"{whose}: {text}{of}")
     return said
 
 

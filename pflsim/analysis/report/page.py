@@ -44,7 +44,8 @@ def page(folders: Sequence[Path], study: Path | None = None) -> str:
     read = [(folder, read_run(folder) if (folder / METRICS).is_file() else None) for folder in folders]
     runs = [run for _, run in read if run and run.at("last")]
     if not runs:
-        raise SettingsError(f"{folders[0]}: this run has no evaluated round yet")
+        first = [f"{folder}: {': '.join(_why(folder, run))}" for folder, run in read[:3]]
+        raise SettingsError("\n".join(["no run has an evaluated round", *first, *["…"] * (len(read) > 3)]))
     runs = [run for run in runs if run.complete] or runs  # if none is finished, what there is so far
     sets = compare_sets(runs)
     groups = [group for comparison in sets for group in comparison.groups]
@@ -71,17 +72,16 @@ def _benchmark(whole: Comparison) -> Benchmark:
 
 def answer(benchmark: Benchmark) -> tuple[str, str]:
     """Return the first sentence with the methods' names in bold, as HTML, and the others."""
-    comparison, figures = benchmark.comparison, benchmark.lines[0].row.figures
-    said = comparison.sentences
-    if not said:
-        mean, worst = (rounded(figures[name].mean) for name in ("mean", "worst_decile"))
-        said = [
-            f"{benchmark.lines[0].label} has a mean {in_text(comparison.primary)} of {mean}.",
-            f"Worst decile: {worst}.",
-        ]
-        if grid := benchmark.grid:
-            values = " and ".join(f"{key}={written(v)}" for key, v in grid.cells[0].row.group.settings.items())
-            said.insert(1, f"Of {len(grid.cells)} settings, {values} is the best.")
+    comparison, line, grid = benchmark.comparison, benchmark.lines[0], benchmark.grid
+    said, name = comparison.sentences, in_text(comparison.primary)
+    if grid and len({method for method, *_ in grid.lines}) == 1:
+        best, by = grid.cells[0].row, "by validation" if comparison.choice == "best_val" else "on test data"
+        values = " and ".join(f"{key}={written(v)}" for key, v in best.group.settings.items())
+        lead = f"Of {len(grid.cells)} settings of {identity(best.group.method).display}, {values} is the best {by}"
+        said = [f"{lead}: mean {name} {rounded(best.figures['mean'].mean)}.", *said]
+    elif not said:
+        mean, worst = (rounded(line.row.figures[figure].mean) for figure in ("mean", "worst_decile"))
+        said = [f"{line.label} has a mean {name} of {mean}.", f"Worst decile: {worst}."]
     names = sorted((escape(line.label) for line in benchmark.lines), key=len, reverse=True)
     names = [name for name in names if name != escape(comparison.reference.label) or len(names) == 1]
     pattern = rf"(?<!\w)({'|'.join(map(re.escape, names))})(?!\w)"

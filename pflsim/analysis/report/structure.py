@@ -61,10 +61,9 @@ class Weights:
         own = "own group" if self.gaps[-1] else "others"
         parts = (("self", values.diagonal()), (own, off[same]), ("other groups", off[~same]))
         means = [(name, own[np.isfinite(own)]) for name, own in parts]
-        first, *others = [f"{name} {_mean(own.mean(), self.matrix)}" for name, own in means if len(own)]
         if _mixes(self.matrix) and (kept := values.diagonal().mean()) > 0.9:
-            first = f"clients take {100 * kept:.3g}% from themselves"
-        return ", ".join([first, *others])
+            return f"clients take {100 * kept:.3g}% from themselves"
+        return ", ".join(f"{name} {_mean(own.mean(), self.matrix)}" for name, own in means if len(own))
 
 
 def _mean(value: float, matrix: Matrix) -> str:

@@ -143,7 +143,7 @@ def test_what_counts_as_finite() -> None:
     means = Prototypes(torch.tensor([[float("nan")], [1.0]]), torch.tensor([0, 2]))
     fine = Uplink({"w": torch.ones(2), "n": torch.tensor(3)}, means, {"e": torch.zeros(1)}, {"a": 1.0})
     assert nonfinite(fine, {"ce": 0.5}) == ""
-    assert nonfinite(fine, {"ce": float("inf")}) == "loss ce is inf"
+    assert nonfinite(fine, {"ce": float("inf")}) == "loss term ce is inf"
     assert "number a is nan" in nonfinite(Uplink(numbers={"a": float("nan")}), {})
     assert "1 of 2 values of w" in nonfinite(Uplink({"w": torch.tensor([1.0, float("-inf")])}), {})
     overflowing = {"w": torch.full((2,), 3e38), "v": torch.full((2,), 6e4).half()}

@@ -119,6 +119,8 @@ def test_names_cover_no_line_and_the_plot_fills_the_figure(comparison: Compariso
     axes = drawn["cost"].axes[0]
     steps = next(line for line in axes.lines if line.get_drawstyle() == "steps-post")
     corners = axes.transData.transform(np.asarray(steps.get_xydata()))
+    marks = [line.get_xdata()[0] for line in axes.lines if line is not steps]
+    assert np.asarray(steps.get_xdata())[-1] == max(marks), "the line goes on to the last mark"
     for (x, y), (end, _) in zip(corners, corners[1:], strict=False):
         for box in (text.get_window_extent() for text in axes.texts):
             assert not (box.y0 < y < box.y1 and box.x0 < end and x < box.x1)

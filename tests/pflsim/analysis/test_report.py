@@ -228,18 +228,20 @@ def test_a_warning_of_several_seeds_is_one_below_the_plot(tmp_path: Path) -> Non
     for method, seed in product(("local", "fedbn"), (0, 1)):
         folder = make_run(tmp_path / f"{method}{seed}", [[(5, 10), (9, 10), (6, 10)]], method=method, seed=seed)
         path = folder / "summary.json"
-        warnings = {"warnings": ["fedbn shares all"]} if method == "fedbn" else {}
+        warnings = {"warnings": ["fedbn shares all", f"ce is {seed}.5"]} if method == "fedbn" else {}
         path.write_text(json.dumps({**json.loads(path.read_text()), **warnings}))
     table = tmp_path / "local0" / "per_client.csv"
     table.write_text(table.read_text().replace("9,10,0.5,", "9,10,101.0,"))  # 10.1 an example, where others have 0.05
     page = report(tmp_path)
     assert "Local, seed 0: in the last round, the test loss of 1 client (client 1) is not finite" in words(page)
-    assert words(page).count("shares all") == 1 and "FedBN, seeds 0,1: shares all" in words(page)
+    assert words(page).count("shares all") == 1 and "FedBN, seeds 0,1: shares all." in words(page)
+    assert words(page).count("ce is") == 1 and "FedBN, seeds 0,1: ce is 0.5 (numbers of FedBN, seed 0)." in words(page)
     assert page.index('"forest') < page.index("shares all")
 
 
 def test_settings_environment_and_command(tmp_path: Path) -> None:
-    make_run(tmp_path / "a", [[(5, 10), (9, 10)]], lr=0.25, batch_size=20)
+    model = {"hidden": [100], "variants": [], "name": None}
+    make_run(tmp_path / "a", [[(5, 10), (9, 10)]], lr=0.25, batch_size=20, parts={"model": model})
     environment = {
         "format": FORMAT,
         "versions": {"python": "3.11.7", "torch": "2.14.1"},
@@ -255,6 +257,7 @@ def test_settings_environment_and_command(tmp_path: Path) -> None:
     assert "torch 2.14.1" in text and "/home/someone" not in page
     settings = page[page.index('id="settings"') : page.index("<details", page.index('id="settings"'))]
     assert "<dt>lr</dt><dd>0.25</dd>" in settings
+    assert words(settings[settings.index("<dt>model</dt>") :]).startswith("model mlp hidden=[100] clients 2 ")
     assert "batch_size" not in settings  # as by default
     assert "batch_size: 20" in page  # but in config.yaml
 
@@ -293,7 +296,7 @@ def test_pictures_are_in_the_page(tmp_path: Path) -> None:
     assert "in the order Universitätsklinik and Bern" in words(page) and ">Universit…</text>" in page
     near = Matrix("alpha/a", "Weights", *axes, np.array([[0.98, 0.02], [0, 1]], np.float32))
     write_matrices(tmp_path / "a", RoundMatrices(8, (near,)))
-    assert "clients take 99% from themselves, others 0.01" in words(report(tmp_path / "a"))
+    assert "clients take 99% from themselves" in words(report(tmp_path / "a"))
 
 
 def test_every_method_in_the_chart_of_costs_has_a_name(tmp_path: Path) -> None:
@@ -346,7 +349,16 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_of_a_grid_the_best_by_validation_are_shown(grid: str) -> None:
     """The last setting of each method has the best validation and the worst test accuracy."""
     assert row(grid, "FedAvg")[-1] == "0.650" and row(grid, "Ditto")[-1] == "0.450"
+    assert "settings of" not in words(grid[grid.index("<h1>") : grid.index("</h1>")])
     assert "<dt>momentum</dt><dd>0.5</dd>" in grid
+
+
+def test_of_a_method_alone_the_first_sentence_has_the_best_setting(tmp_path: Path) -> None:
+    for number, lr in enumerate((0.1, 0.5, 1.0)):
+        right = [[(number + 1, 10)] * 2]
+        make_run(tmp_path / f"{number}", [[(9 - number, 10)] * 2], val=right, method="ditto", lr=lr)
+    found = words(report(*sorted(tmp_path.iterdir())))
+    assert "Of 3 settings of Ditto, lr=1.0 is the best by validation: mean accuracy 0.700." in found
 
 
 def test_a_grid_has_a_cell_for_every_setting(grid: str) -> None:

@@ -46,8 +46,10 @@ def test_nothing_evaluated_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str
     folder = make_run(tmp_path / "a", [[(3, 10), (4, 10)]], every=3, complete=False)
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     (folder / "metrics.jsonl").write_text("".join(lines[:2]))
+    (folder / "run.log").write_text("error: the run ended: loss is inf\n")
     assert main([str(folder)]) == 2
-    assert "no evaluated round" in capsys.readouterr().err
+    found = capsys.readouterr().err
+    assert "no run has an evaluated round" in found and "2 of 3 rounds are done: loss is inf" in found
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What is said of made-up differences: who is named as what, and with which numbers."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -62,6 +63,12 @@ def test_none_is_clear() -> None:
     found = said({name: (-0.1, "clear") for name in "abcde"} | {"f": (0.1, "not")})
     assert "No method" in found and "5 methods are clearly worse" in found
     assert "b and a are clearly worse" in said({"a": (-0.1, "clear"), "b": (-0.2, "clear"), "c": (0.1, "not")})
+
+
+def test_settings_of_one_method() -> None:
+    found = family({"a": (0.1, "not")})
+    alike = replace(found, reference=replace(found.reference, method="a"))
+    assert sentences({"a": 0.8, "local": 0.7}, alike, ("a",), "accuracy", True)[0].startswith("No setting is")
 
 
 def test_what_cannot_be_told_apart_from_the_best() -> None:
