@@ -102,7 +102,8 @@ def matrices(run: Run) -> tuple[Matrix, ...]:
 def weights(benchmark: Benchmark) -> list[Weights]:
     """Return the first matrix between clients of the best groups that have one.
 
-    Shades begin at 0, and are the same for all weights; those of similarities begin a tenth below the least.
+    Shades begin at 0, and are the same for all weights; those of similarities begin a tenth of their range below the
+    least, and at least 0.05, so that nearly equal ones look equal.
     """
     found, sides = list[tuple[Line, Run, Matrix]](), {"client", "receiver", "sender"}
     for line in benchmark.lines:
@@ -113,9 +114,8 @@ def weights(benchmark: Benchmark) -> list[Weights]:
     each, drawn = list(zip(found, ends, strict=False)), list[Weights]()
     shared = max((max(high, 2 / len(m.values)) for (*_, m), (_, high) in each if _mixes(m)), default=0.0)
     for (line, run, matrix), (low, high) in each:
-        scale = (
-            (0.0, shared) if _mixes(matrix) else (0.0, max(-low, high)) if low < 0 else (low - (high - low) / 10, high)
-        )
+        least = (0.0, max(-low, high)) if low < 0 else (low - max(0.1 * (high - low), 0.05), high)
+        scale = (0.0, shared) if _mixes(matrix) else least
         drawn.append(Weights(line, run, matrix, *by_group(run, len(matrix.values)), *scale))
     return drawn
 

@@ -297,6 +297,10 @@ def test_pictures_are_in_the_page(tmp_path: Path) -> None:
     near = Matrix("alpha/a", "Weights", *axes, np.array([[0.98, 0.02], [0, 1]], np.float32))
     write_matrices(tmp_path / "a", RoundMatrices(8, (near,)))
     assert "clients take 99% from themselves" in words(report(tmp_path / "a"))
+    alike = Matrix("similarity", "Similarity", *axes, np.array([[1, 0.9], [0.899, 1]], np.float32))
+    write_matrices(tmp_path / "a", RoundMatrices(9, (alike,)))
+    shades = re.findall(r'class="pos" fill-opacity="([\d.]+)"', report(tmp_path / "a"))
+    assert shades and all(float(shade) > 0.9 for shade in shades)
 
 
 def test_every_method_in_the_chart_of_costs_has_a_name(tmp_path: Path) -> None:
