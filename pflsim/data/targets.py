@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pflsim.data.dataset import MAX_CLASSES, MAX_NAMED, Dataset, described
+from pflsim.data.dataset import MAX_CLASSES, Dataset, described
 from pflsim.errors import SettingsError
 from pflsim.types import TaskName
 
@@ -32,7 +32,7 @@ def labelled(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]
     return x, y, int(missing.sum())
 
 
-def found_targets(name: str, given: np.ndarray) -> tuple[np.ndarray, int, tuple[Any, ...] | None, tuple[str, ...]]:
+def found_targets(name: str, given: np.ndarray) -> tuple[np.ndarray, int, tuple[Any, ...] | None]:
     """Return targets in the form of `Dataset.y`, found from values of any type.
 
     Text, booleans and integers are classes, numbered in sorted order unless they begin at 0 and end below MAX_CLASSES;
@@ -43,7 +43,7 @@ def found_targets(name: str, given: np.ndarray) -> tuple[np.ndarray, int, tuple[
         given: [n], [n, 1] or [n, T].
 
     Returns:
-        `y`, `num_classes` and `values` of a `Dataset`, and notes about the numbering.
+        `y`, `num_classes` and `values` of a `Dataset`.
 
     Raises:
         SettingsError: they are something else.
@@ -55,19 +55,16 @@ def found_targets(name: str, given: np.ndarray) -> tuple[np.ndarray, int, tuple[
         raise SettingsError(f"{name}: labels are {described(given)}, expected numbers or text [n], or numbers [n, T]")
     binary = y.dtype.kind != "U" and np.isin(y, (0, 1)).all()
     if y.ndim == 2 and binary:
-        return y.astype(np.int64), y.shape[1], None, ()
+        return y.astype(np.int64), y.shape[1], None
     if y.ndim == 2 or (y.dtype.kind == "f" and not binary):
-        return y.reshape(len(y), -1).astype(np.float32), 1 if y.ndim == 1 else y.shape[1], None, ()
+        return y.reshape(len(y), -1).astype(np.float32), 1 if y.ndim == 1 else y.shape[1], None
     if y.dtype.kind == "b":
-        return y.astype(np.int64), 2, (False, True), ()
+        return y.astype(np.int64), 2, (False, True)
     y = y.astype(np.int64) if y.dtype.kind == "f" else y
     values, numbers = np.unique(y, return_inverse=True)
     if y.dtype.kind != "U" and values[0] == 0 and values[-1] < MAX_CLASSES:
-        return y.astype(np.int64), int(values[-1]) + 1, tuple(range(int(values[-1]) + 1)), ()
-    mapping = [f"{value} is {number}" for number, value in enumerate(values.tolist())]
-    shown = ", ".join(mapping if len(mapping) <= MAX_NAMED else [*mapping[: MAX_NAMED - 1], "...", mapping[-1]])
-    note = f"{name}: labels are numbered from 0 in sorted order: {shown}"
-    return numbers.astype(np.int64), len(values), tuple(values.tolist()), (note,)
+        return y.astype(np.int64), int(values[-1]) + 1, tuple(range(int(values[-1]) + 1))
+    return numbers.astype(np.int64), len(values), tuple(values.tolist())
 
 
 def as_task(dataset: Dataset, asked: TaskName | Literal["auto"]) -> Dataset:

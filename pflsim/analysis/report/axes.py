@@ -51,7 +51,7 @@ def axis(values: Iterable[float], least: float = 0.0, count: int = 4, pad: float
     """Return an axis that covers values.
 
     Args:
-        values: finite numbers; without any, 0 and 1.
+        values: finite numbers; without any, 0 and 1. There is no tick below 0 if no value is.
         least: the least length.
         count: about how many ticks.
         pad: what is added at each end, as a share of the length.
@@ -64,6 +64,7 @@ def axis(values: Iterable[float], least: float = 0.0, count: int = 4, pad: float
     power = 10.0 ** math.floor(math.log10(rough))
     step = min((s * p for s in STEPS for p in (power, 10 * power)), key=lambda step: abs(math.log(step / rough)))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    first = max(first, 0) if min(found) >= 0 else first
     return Axis(low, high, tuple(round(n * step, 12) for n in range(first, last + 1)))
 
 

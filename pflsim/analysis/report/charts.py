@@ -40,14 +40,14 @@ class Gains:
     by_seed: bool
 
     def losers(self, reference: str, higher: bool) -> tuple[list[tuple[int, int, int]], int]:
-        """Return the clients that most methods make worse.
+        """Return the clients that more than half of the methods make worse.
 
         Returns:
             At most three: seed, client, and the number of the methods; and how many others have as many as the last.
         """
         worse = self.table.sub(self.table[reference], axis=0) * (1 if higher else -1) < -1e-9
         counts = worse.to_numpy().sum(axis=1)
-        most = [place for place in np.argsort(-counts, kind="stable")[:3] if counts[place]]
+        most = [p for p in np.argsort(-counts, kind="stable")[:3] if 2 * counts[p] > len(self.table.columns) - 1]
         more = int((counts == counts[most[-1]]).sum() - (counts[most] == counts[most[-1]]).sum()) if most else 0
         return [(*self.table.index[place], int(counts[place])) for place in most], more
 
@@ -149,7 +149,8 @@ def _place(x: Axis | None, count: float) -> float:
 def _free(label: str, x: float, y: float, front: bool, taken: list[tuple[float, float, float]]) -> Label | None:
     """Return place and anchor of a label that hits no mark and no other label; None if there is none."""
     width = 0.72 * len(label)
-    sides = ((x + 0.9, y + 4, "start"), (x - 0.9, y + 4, "end"), (x, y - 10, "middle"), (x, y + 19, "middle"))
+    centre = "start" if x < 12 else "middle"  # not into the numbers of the axis
+    sides = ((x + 0.9, y + 4, "start"), (x - 0.9, y + 4, "end"), (x, y - 10, centre), (x, y + 19, centre))
     for at, level, anchor in sides[2:] * front + sides:
         left = at - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
         clear = all(left > end or left + width < start or abs(level - 4 - y) > 11 for start, end, y in taken)

@@ -106,7 +106,7 @@ def warnings(runs: Iterable[Run]) -> list[str]:
         who = dict.fromkeys(identity(run.method).display for run, _ in having)
         seeds = sorted({run.seed for run, _ in having})
         whose = f"{listed([*who])}, seed{'s' * (len(seeds) > 1)} {numbers(seeds)}"
-        of = f" (numbers of {identity(first.method).display}, seed {first.seed})" * (len(texts) > 1)
+        of = f" (the numbers are those of {identity(first.method).display}, seed {first.seed})" * (len(texts) > 1)
         said.append(f"{whose}: {text}{of}")
     return said
 

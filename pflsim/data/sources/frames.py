@@ -157,8 +157,8 @@ def _read(source: Source, columns: tuple[str, ...] | None, stamps: tuple[int, ..
     y = np.asarray(frame[label][keep].tolist())
     if unlabelled and y.dtype.kind == "f" and (y == np.rint(y)).all():  # integers, before some were missing
         y = y.astype(np.int64)
-    y, classes, values, about = found_targets(name, y)
-    more = {"clients": clients, "client_names": names, "values": values, "notes": (*notes, *about)}
+    y, classes, values = found_targets(name, y)
+    more = {"clients": clients, "client_names": names, "values": values, "notes": tuple(notes)}
     none = np.empty((len(y), 0), np.float32)
     return Rows(frame.loc[keep], Dataset(name, none, y, classes, int(keep[training].sum()), **more))
 

@@ -44,7 +44,7 @@ def as_dataset(
 
     Returns:
         The data set, see `pflsim.data.targets.found_targets`. Classes that are text, or that do not begin at 0, are
-        numbered in sorted order; a note says so. Rows without a label are left out.
+        numbered in sorted order. Rows without a label are left out.
 
     Raises:
         SettingsError: an object is of no such kind, or holds invalid values.
@@ -58,9 +58,8 @@ def as_dataset(
     with reading(name, "dense arrays, tensors or frames of numbers, or a map-style data set"):
         xs, ys = zip(*(_arrays(f"{name}: {which} part", part, layout) for which, part in given.items()), strict=True)
     xs, ys, dropped = zip(*map(labelled, xs, ys), strict=True)
-    y, classes, values, notes = found_targets(name, np.concatenate(ys))
-    if any(dropped):
-        notes = (*notes, f"{name}: {sum(dropped)} rows without a label are left out")
+    y, classes, values = found_targets(name, np.concatenate(ys))
+    notes = (f"{name}: {sum(dropped)} rows without a label are left out",) if any(dropped) else ()
     dataset = joined(name, list(zip(xs, np.split(y, [len(ys[0])]), strict=False)), classes)
     return finished(dataclasses.replace(dataset, values=values, notes=notes), standardize)
 

@@ -130,11 +130,11 @@ def test_named_clients_are_in_the_order_of_the_columns(tmp_path: Path) -> None:
         )
         about = {"hash": "0" * 64, "names": ["Basel", "Bern", "Chur"]}
         (folder / "partition.json").write_text(json.dumps(about))
-    assert "Worse with most methods: Basel (2 of 2), Chur (1 of 2)." in words(report(tmp_path))
+    assert "Most often worse: Basel (2 of 2)." in words(report(tmp_path))
     page = report(tmp_path / "local-*", tmp_path / "ditto-*")
     text, shown = words(page), page[page.index('id="gains"') : page.index('id="learning"')]
     assert "A column is a client, 3 in all" in text and "(Bern, Chur, Basel)" in text
-    assert "With Ditto, 1 of 3 clients" in text
+    assert "Worse off than with Local: 1 of 3 clients with Ditto." in text
     assert len(re.findall(r'<circle cx="[\d.]+%" [^>]*class="loss"/>', shown)) == 1
 
 
@@ -235,7 +235,8 @@ def test_a_warning_of_several_seeds_is_one_below_the_plot(tmp_path: Path) -> Non
     page = report(tmp_path)
     assert "Local, seed 0: in the last round, the test loss of 1 client (client 1) is not finite" in words(page)
     assert words(page).count("shares all") == 1 and "FedBN, seeds 0,1: shares all." in words(page)
-    assert words(page).count("ce is") == 1 and "FedBN, seeds 0,1: ce is 0.5 (numbers of FedBN, seed 0)." in words(page)
+    assert words(page).count("ce is") == 1
+    assert "FedBN, seeds 0,1: ce is 0.5 (the numbers are those of FedBN, seed 0)." in words(page)
     assert page.index('"forest') < page.index("shares all")
 
 
@@ -307,13 +308,16 @@ def test_every_method_in_the_chart_of_costs_has_a_name(tmp_path: Path) -> None:
     """All marks are in one place, so that most labels have no room."""
     methods = ("local", "fedrep", "ditto", "ifca", "apfl", "moon", "fedprox", "fedavg")
     for method in methods:
-        make_run(tmp_path / method, [[(5, 10), (9, 10)]], method=method)
+        sent = {"up": 0, "down": 0} if method == "local" else {}
+        make_run(tmp_path / method, [[(5, 10), (9, 10)]], method=method, **sent)
     page = report(tmp_path)
     cost = page[page.index('id="cost"') : page.index('id="settings"')]
     labels = re.findall(r'class="label \w+">([^<]+)<', cost)
-    others = re.findall(r"(\S+) \(60 B, ", words(cost)[words(cost).index("Without a name") :])
+    listed = re.findall(r'<span class="m m\d+( phone)?"[^>]*>.*?</svg>([^<(]+) \(60 B, ', cost)
+    others = [name for phone, name in listed if not phone]
     assert {"Local", "FedAvg"} <= {*labels} and others
     assert sorted([*labels, *others]) == sorted(identity(method).display for method in methods)
+    assert {name for _, name in listed} == {*labels, *others} - {"Local"}, "on a phone only the line has names"
 
 
 def test_the_data_are_in_words(tmp_path: Path) -> None:
