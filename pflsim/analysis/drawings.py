@@ -11,11 +11,13 @@ import numpy as np
 from pflsim.analysis.comparison import Comparison, Row, best_first, frontier
 from pflsim.analysis.curves import of_test, seed_points
 from pflsim.analysis.differences import Level, client_values
-from pflsim.analysis.forest import NOT_CLEAR, forest
+from pflsim.analysis.forest import NOT_CLEAR, forest, least_length
 from pflsim.analysis.groups import Group
 from pflsim.analysis.paper_style import Style, new_figure
 from pflsim.analysis.tables import Table, title
 from pflsim.analysis.verdict import rounded
+from pflsim.config.names import listed
+from pflsim.records.evaluation import grouped
 from pflsim.terminal.formats import format_bytes, in_text
 from pflsim.terminal.identity import MARKS, Identity, identity
 
@@ -181,7 +183,8 @@ def draw_clients(comparison: Comparison, style: Style) -> Drawn:
     base, by_label = _values(comparison, comparison.reference), {d.group.label: d for d in comparison.differences}
     base = base.sort_values(ascending=comparison.higher, kind="stable")
     rows = [row for row in best_first(comparison.rows) if row.group.label in by_label]
-    figure, panels = _panels(comparison, style, rows, f"clients of all seeds, by the result of {plot.reference}")
+    who = "clients, mean over seeds" if comparison.families[0].same_clients else "clients of all seeds"
+    figure, panels = _panels(comparison, style, rows, f"{who}, by the result of {plot.reference}")
     x, table, sign = np.arange(len(base)), [], 1 if comparison.higher else -1
     for axes, row in zip(panels, rows, strict=True):
         d, colour = by_label[row.group.label], identity(row.group.method).light
@@ -198,15 +201,16 @@ def draw_clients(comparison: Comparison, style: Style) -> Drawn:
         table.append((row.group.label, *map(str, (d.better, d.equal, d.worse)), *ends))
     headers = ("method", "better", "equal", "worse", "greatest loss", "greatest gain")
     unit = ", in percentage points" * bool(plot.unit)
-    note = f"Clients of all seeds, compared with {plot.reference}; differences of single clients{unit}"
+    note = f"{who.capitalize()}, compared with {plot.reference}; differences of single clients{unit}"
     return figure, Table(title(comparison), headers, tuple(table), (note,))
 
 
 def _values(comparison: Comparison, group: Group) -> Any:
-    """Return the primary metric of a group as a series by seed and client."""
+    """Return the primary metric of a group by seed and client; of clients that are the same in every seed, the mean."""
     from pandas import concat
 
-    return concat({run.seed: client_values(run, comparison.choice)[comparison.primary] for run in group.runs})
+    found = concat({run.seed: client_values(run, comparison.choice)[comparison.primary] for run in group.runs})
+    return found.groupby(level=1).mean() if comparison.families[0].same_clients else found
 
 
 def draw_cost(comparison: Comparison, style: Style) -> Drawn:
@@ -225,19 +229,21 @@ def draw_cost(comparison: Comparison, style: Style) -> Drawn:
     axes.step(*steps.T, where="post", color=CONTEXT, linewidth=0.8)
     for row in rows:
         axes.plot(*at[row.group.label], **mark_of(identity(row.group.method), "clear", 5 if row in worth else 3.5))
+    low, high = axes.get_ylim()
+    more = max(2.5 * least_length(comparison) - (high - low), 0) / 2
+    axes.set_ylim(low - more, high + more)
     axes.grid(axis="y", color=GRID)
     axes.set(xlabel="bytes in both directions, all clients, whole run", ylabel=f"test {in_text(comparison.primary)}")
     ends = [size for size in sizes.values() if size] or [1.0]
     round_numbers = [digit * 10.0**power for power in range(16) for digit in (1, 2, 5)]
-    above = [tick for tick in round_numbers if tick >= min(ends)]
-    ticks = above[: max(2, sum(tick <= max(ends) for tick in above))]
+    first = max(sum(tick <= min(ends) for tick in round_numbers) - 1, 0)
+    ticks = round_numbers[first : max(first + 2, sum(tick <= max(ends) for tick in round_numbers))]
     without = [none] * (not all(sizes.values()))
     axes.set_xticks([*without, *ticks], [*(["none"] * len(without)), *map(EngFormatter("B"), ticks)])
     axes.minorticks_off()
     figure.draw_without_rendering()  # sets the scale of the axes, which the names need
-    _names_with_room(
-        axes, [(row.group, at[row.group.label], row in worth) for row in [*worth, *rows]], style.ticks, steps
-    )
+    marks = [(row.group, at[row.group.label], row in worth) for row in dict.fromkeys([*worth, *rows])]
+    _names_with_room(axes, marks, style.ticks, steps)
     table = []
     for row in sorted(rows, key=lambda row: sizes[row.group.label]):
         size, mean = format_bytes(sizes[row.group.label]), f"{row.figures['mean'].mean:.3f}"
@@ -264,24 +270,28 @@ def _names_with_room(
     from matplotlib.transforms import Bbox
 
     halo = withStroke(linewidth=2, foreground="white")
-    dot, places, named = axes.figure.dpi / 72, [axes.transData.transform(at) for _, at, _ in points], set[str]()
+    dot, places = axes.figure.dpi / 72, [axes.transData.transform(at) for _, at, _ in points]
     taken = [Bbox.from_bounds(x - 3 * dot, y - 3 * dot, 6 * dot, 6 * dot) for x, y in places]
     corners = axes.transData.transform(steps)
     for (x, y), (end, up) in zip(corners, [*corners[1:], corners[-1]], strict=True):
         taken += [Bbox([[x, y - dot], [end, y + dot]]), Bbox([[end - dot, min(y, up)], [end + dot, max(y, up)]])]
-    for (group, at, coloured), (x, y) in zip(points, places, strict=True):
-        name = group.label
+    for at, alike in grouped((at, (group, coloured)) for group, at, coloured in points).items():
+        (first, coloured), (x, y) = alike[0], axes.transData.transform(at)
+        name = listed([group.label for group, _ in alike])  # methods at the same place have one name
         wide, high = size * dot * sum(0.75 if letter.isupper() else 0.52 for letter in name), size * dot
-        for side, right, up in (("left", 5, 0), ("right", -5, 0), ("center", 0, 8), ("center", 0, -8)):
+        sides = [("left", 5, 0), ("right", -5, 0), *(("center", 0, up) for up in (8, -8, 16, -16))]
+        for side, right, up in sides:
             left = x + right * dot - wide * {"left": 0, "center": 0.5, "right": 1}[side]
             box = Bbox.from_bounds(left, y + up * dot - high / 2, wide, high)
             inside = axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1 and axes.bbox.y0 <= box.y0
-            if name not in named and inside and not any(map(box.overlaps, taken)):
-                named.add(name)
+            if inside and not any(map(box.overlaps, taken)):
                 taken.append(box)
-                colour, weight = (identity(group.method).light, "bold") if coloured else (CONTEXT, "normal")
+                colour, weight = (identity(first.method).light, "bold") if coloured else (CONTEXT, "normal")
                 looks = {"fontsize": size, "fontweight": weight, "path_effects": [halo]}
+                if abs(up) > 8:  # a line leads to the mark
+                    looks["arrowprops"] = {"arrowstyle": "-", "color": CONTEXT, "linewidth": 0.4, "shrinkB": 2}
                 _text(axes, name, at, (right, up), side, color=colour, **looks)
+                break
 
 
 DRAWN: dict[str, Callable[[Comparison, Style], Drawn]] = {

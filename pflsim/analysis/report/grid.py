@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -53,6 +54,18 @@ class Grid:
     values: tuple[str, ...]
     lines: list[tuple[str, tuple[str, ...], list[Cell | None]]]
     cells: list[Cell]
+
+    @property
+    def places(self) -> list[float] | None:
+        """Places of `values` on an axis in percent, logarithmic over a decade or more; None: not all are numbers."""
+        try:
+            numbers = [float(value) for value in self.values]
+        except ValueError:
+            return None
+        if 0 < 10 * min(numbers) <= max(numbers):
+            numbers = [math.log(number) for number in numbers]
+        low, high = min(numbers), max(numbers)
+        return [100 * (number - low) / (high - low or 1.0) for number in numbers]
 
     @property
     def shown(self) -> list[Group]:

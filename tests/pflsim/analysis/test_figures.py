@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from itertools import product
 from pathlib import Path
 
 import matplotlib
@@ -18,6 +20,7 @@ from pflsim.analysis.figures import NAMES, all_figures, main
 from pflsim.analysis.forest import NOT_CLEAR
 from pflsim.analysis.groups import group_runs
 from pflsim.analysis.paper_style import STYLES
+from pflsim.analysis.runs import read_run
 from pflsim.errors import SettingsError
 from pflsim.terminal.identity import identity
 
@@ -126,6 +129,22 @@ def test_names_cover_no_line_and_the_plot_fills_the_figure(comparison: Compariso
             assert not (box.y0 < y < box.y1 and box.x0 < end and x < box.x1)
     label = drawn["forest"].axes[0].xaxis.label.get_window_extent()
     assert label.y0 < 0.06 * drawn["forest"].dpi, "no strip below it"
+
+
+def test_methods_at_one_place_have_one_name_and_clients_of_all_seeds_one_column(tmp_path: Path) -> None:
+    found = []
+    for method, seed in product(("local", "fedavg", "fedbn"), (0, 1)):
+        sent = 10 * (method != "local")
+        folder = tmp_path / f"{method}{seed}"
+        run = made(folder, [[(7 - seed, 10), (5, 10), (9, 10)]], method=method, seed=seed, up=sent, down=sent)
+        (folder / "partition.json").write_text(json.dumps({"hash": run.partition_hash, "names": ["a", "b", "c"]}))
+        found.append(read_run(folder))
+    drawn = all_figures([compare(group_runs(found))], only=["cost", "clients"])
+    texts = [text.get_text() for text in drawn["cost"][0].axes[0].texts]
+    assert sorted(texts) == ["FedAvg and FedBN", "Local"]
+    assert len(drawn["clients"][0].axes[0].lines[0].get_xdata()) == 3
+    low, high = drawn["cost"][0].axes[0].get_ylim()
+    assert high - low == pytest.approx(0.1), "differences of nothing are not drawn large"
 
 
 @pytest.mark.parametrize("style", STYLES)

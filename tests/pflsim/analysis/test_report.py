@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import os
 import re
 import shutil
@@ -365,7 +366,11 @@ def test_of_a_method_alone_the_first_sentence_has_the_best_setting(tmp_path: Pat
     for number, lr in enumerate((0.1, 0.5, 1.0)):
         right = [[(number + 1, 10)] * 2]
         make_run(tmp_path / f"{number}", [[(9 - number, 10)] * 2], val=right, method="ditto", lr=lr)
-    found = words(report(*sorted(tmp_path.iterdir())))
+    page = report(*sorted(tmp_path.iterdir()))
+    found, sweep = words(page), page[page.index('id="sweep"') :]
+    places = [18, 18 + 78 * math.log(5) / math.log(10), 96]  # of 0.1, 0.5 and 1 on a logarithmic axis
+    ticks = re.findall(r'<text x="([\d.]+)%" y="135" class="tick">', sweep)
+    assert [float(x) for x in ticks] == pytest.approx(places, abs=0.01)
     assert "Of 3 settings of Ditto, lr=1.0 is the best by validation: mean accuracy 0.700." in found
 
 
