@@ -12,13 +12,15 @@ import numpy as np
 from pflsim.analysis.comparison import Comparison, best_first, compare
 from pflsim.analysis.differences import Difference
 from pflsim.analysis.groups import Group, group_runs
+from pflsim.analysis.report.forest import Benchmark
+from pflsim.analysis.report.page import environment
 from pflsim.analysis.report.words import heading
 from pflsim.analysis.runs import Run
 from pflsim.analysis.verdict import scale_of, signed
 from pflsim.config.names import listed
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition, shard
-from pflsim.terminal.formats import in_text
+from pflsim.records.evaluation import grouped
 from pflsim.terminal.identity import identity
 
 FINETUNED = "fedavg+fine-tuning"
@@ -90,6 +92,11 @@ class Answer:
         """The methods of the approaches that are clearly better than training alone."""
         found = [d for d in self.whole.families[0].differences if d.group in self.between.groups]
         return [shown(d.group) for d in found if d.level == "clear" and ((d.mean or 0) > 0) == self.whole.higher]
+
+    @property
+    def by_approach(self) -> list[tuple[str, list[str]]]:
+        """Each approach with the names of its methods."""
+        return [*grouped((approach, identity(name).display) for name, approach in APPROACHES.items()).items()]
 
     @property
     def pays(self) -> str:
@@ -206,11 +213,6 @@ def update_cosine(trace: Path) -> float:
 
 def page(answer: Answer, **content: Any) -> str:
     """Return the page with an answer and other values of the template."""
-    from jinja2 import Template
-
-    text = Path(__file__).with_name("probe.html").read_text(encoding="utf-8")
-    scale, digits, unit = scale_of(answer.whole.primary)
-    content |= {"answer": answer, "about": heading(answer.whole), "identity": identity, "approaches": APPROACHES}
-    content |= {"points": lambda value: signed(scale * value, digits), "unit": unit}
-    content["metric"] = in_text(answer.whole.primary)
-    return Template(text, autoescape=True, trim_blocks=True, lstrip_blocks=True).render(content)
+    shown = Benchmark(answer.whole, answer.whole, None)
+    env = environment([line.who for line in shown.lines])
+    return env.get_template("probe.html").render(content, answer=answer, b=shown, about=heading(answer.whole))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pflsim.analysis.report.charts as charts
 import pflsim.analysis.report.facts as facts
@@ -28,7 +28,10 @@ from pflsim.records.folder import LOG
 from pflsim.records.history import METRICS
 from pflsim.records.summary import who_is_evaluated
 from pflsim.terminal.formats import CHOSEN, NONE, WHEN, format_bytes, format_seconds, in_text, plural
-from pflsim.terminal.identity import FAMILIES, identity
+from pflsim.terminal.identity import FAMILIES, Identity, identity
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 
 def page(folders: Sequence[Path], study: Path | None = None) -> str:
@@ -88,16 +91,17 @@ def answer(benchmark: Benchmark) -> tuple[str, str]:
     return re.sub(pattern, r"<b>\1</b>", escape(said[0], quote=False)), " ".join(said[1:])
 
 
-def _render(benchmarks: Sequence[Benchmark], out: Sequence[tuple[str, str]], count: int, study: Study | None) -> str:
+def environment(who: Sequence[Identity]) -> Environment:
+    """Return the templates, with the filters and functions that they use.
+
+    Args:
+        who: the methods; in a template, `m(one)` is the class that has the colours of one of them.
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
     from yaml import safe_dump
 
     loader = PackageLoader("pflsim.analysis.report", "templates")
     env = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    comparisons = [benchmark.comparison for benchmark in benchmarks]
-    who = list(dict.fromkeys(line.who for benchmark in benchmarks for line in benchmark.lines))
-    who += [method.who for method in (study.methods if study else ()) if method.who not in who]
     env.filters |= {"rate": _rate, "size": _size, "plural": plural, "p": _p, "listed": listed, "points": _points}
     env.filters |= {"duration": lambda value: format_seconds(value.mean), "letters": in_text, "numbers": numbers}
     env.filters |= {"begun": lambda text: text if text[1:2].isupper() else text[:1].upper() + text[1:], "zip": zip}
@@ -105,11 +109,21 @@ def _render(benchmarks: Sequence[Benchmark], out: Sequence[tuple[str, str]], cou
     env.filters["yaml"] = partial(safe_dump, sort_keys=False, allow_unicode=True)
     env.globals |= {"charts": charts, "facts": facts, "structure": structure, "answer": answer, "scale": scale_of}
     env.globals |= {"WHEN": WHEN, "CHOSEN": CHOSEN, "STATS": STATS, "evaluated": who_is_evaluated, "row_of": row}
-    env.globals["FAMILIES"] = FAMILIES
-    env.globals |= {"who_is": identity, "m": lambda one: f"m{who.index(one)}", "untrained": untrained, "axis": axis}
+    env.globals |= {"FAMILIES": FAMILIES, "who_all": who, "m": lambda one: f"m{who.index(one)}", "axis": axis}
+    env.globals |= {"who_is": identity, "untrained": untrained}
+    return env
+
+
+def _render(benchmarks: Sequence[Benchmark], out: Sequence[tuple[str, str]], count: int, study: Study | None) -> str:
+    from markupsafe import Markup
+
+    comparisons = [benchmark.comparison for benchmark in benchmarks]
+    who = list(dict.fromkeys(line.who for benchmark in benchmarks for line in benchmark.lines))
+    who += [method.who for method in (study.methods if study else ()) if method.who not in who]
+    env = environment(who)
     names = varying(comparisons)
     values: dict[str, Any] = {
-        "benchmarks": benchmarks, "title": heading(comparisons[0]), "who_all": who, "study": study, "names": names,
+        "benchmarks": benchmarks, "title": heading(comparisons[0]), "study": study, "names": names,
         "unfinished": out, "count": count, "csv": as_csv(r for c in comparisons for r in records(c)),
         "latex": "\n\n".join(drawn(tables(each), "latex") for each in comparisons), "winners": "", "together": "",
     }  # fmt: skip

@@ -63,11 +63,12 @@ def test_differences_and_the_clients_that_lose(tmp_path: Path) -> None:
         "FedAvg (together) for 8, FedAvg+fine-tuning (personal) for" in text
         and f"Ditto (personal) for {lose:g}" in text
     )
+    said = {"again": "data=<x>", "command": "c", "advice": found.next()[0], "plan": "3 runs"}
     html = probe.page(
-        found, unlike=[("labels", 0.5, "a < b")], chosen={}, trials={}, again="data=<x>", command=found.next()[1]
+        found, unlike=[("labels", 0.5, "a < b")], chosen={"ifca": "ifca-1"}, trials={"ifca-1": "x y"}, **said
     )
     assert "Does personalisation pay here? Yes." in html and "a &lt; b" in html and "data=&lt;x&gt;" in html
-    assert "light-dark(#ba5909, #ff964f)" in html and "ifca" in html
+    assert "{ --l: #ba5909; --d: #ff964f; }" in html and "<code>y</code>" in html and "in groups: IFCA" in html
 
 
 def test_label_distance() -> None:
