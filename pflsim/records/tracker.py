@@ -94,7 +94,7 @@ class Tracker:
         guesses = math.log(max(self.meta.classes, 2))
         worst = [v for name, v in metrics.losses.items() if name.endswith("ce") and not v <= MAX_LOSS * guesses]
         if worst and not any(warning.startswith(EXPLODES) for warning in self._now.warnings):
-            loss = f"cross-entropy is {worst[0]:.3g} in round {record.round}, and {guesses:.3g} for random guesses"
+            loss = f"cross-entropy is {worst[0]:.4g} in round {record.round}, and {guesses:.3g} for random guesses"
             self.warn(f"{EXPLODES}: the {loss}; use a smaller lr")
         return metrics
 
