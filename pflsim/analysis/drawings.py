@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from pflsim.analysis.tables import Table, title
 from pflsim.analysis.verdict import rounded
 from pflsim.config.names import listed
 from pflsim.records.evaluation import grouped
-from pflsim.terminal.formats import format_bytes, in_text
+from pflsim.terminal.formats import CHOSEN, format_bytes, in_text
 from pflsim.terminal.identity import MARKS, Identity, identity
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def draw_forest(comparison: Comparison, style: Style) -> Drawn:
         colour, mean = GREY if row.level == "not clear" else row.identity.light, row.mean
         axes.text(1.02, y, rounded(row.value), **beside)
         if row.identity.family == "reference":
-            axes.axhspan(y - 0.5, y + 0.5, color=GRID, linewidth=0, zorder=0)
+            axes.axhspan(y - 0.48, y + 0.48, color=GRID, linewidth=0, zorder=0)
         if mean is None:
             continue
         first, last = mean if row.low is None else row.low, mean if row.high is None else row.high
@@ -79,7 +80,8 @@ def draw_forest(comparison: Comparison, style: Style) -> Drawn:
     unit = ", in percentage points" * bool(plot.unit)
     headers = ("method", metric, "worst decile", "difference", "from", "to", "evidence")
     marks = "Filled marks: clear; hollow: clear on these clients, not over seeds; grey: not clear; ticks: seeds"
-    notes = (f"Difference to {plot.reference}{unit}", "Lines, and from, to: 95% t interval over seeds", marks)
+    lines = "Lines, and from, to: 95% t interval over seeds; arrows: beyond the axis"
+    notes = (f"Difference to {plot.reference}{unit}", lines, marks, _round(comparison))
     return figure, Table(title(comparison), headers, tuple(found), notes)
 
 
@@ -148,7 +150,8 @@ def draw_curves(comparison: Comparison, style: Style) -> Drawn:
             draw(axes, row)
         for other in behind:
             end, move = points[other.group.label][:, -1].mean(0), (0, -0.8 * style.ticks)
-            _text(panels[0], other.group.label, end, move, "right", color=CONTEXT, fontsize=style.ticks)
+            looks = {"color": CONTEXT, "fontsize": style.ticks, "path_effects": _halo()}
+            _text(panels[0], other.group.label, end, move, "right", **looks)
     figure.axes[0].xaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=1))  # the panels share it
     longest = max((found[0, :, 0] for found in points.values()), key=len)
     rounds = dict.fromkeys(longest[np.linspace(0, len(longest) - 1, 5).round().astype(int)])
@@ -159,7 +162,7 @@ def draw_curves(comparison: Comparison, style: Style) -> Drawn:
         cells = [f"{means[n]:.3f}" if n in means else "" for n in rounds]
         table.append((row.group.label, *cells, f"{last.min():.3f}", f"{last.max():.3f}"))
     headers = ("method", *(f"round {n:.0f}" for n in rounds), "lowest", "highest")
-    note = "Mean over seeds by round; lowest and highest seed in the last round"
+    note = "Mean over seeds by round; band, and lowest and highest: seeds, in the table in the last round"
     return figure, Table(title(comparison), headers, tuple(table), (note, *comparison.objections))
 
 
@@ -202,7 +205,12 @@ def draw_clients(comparison: Comparison, style: Style) -> Drawn:
     headers = ("method", "better", "equal", "worse", "greatest loss", "greatest gain")
     unit = ", in percentage points" * bool(plot.unit)
     note = f"{who.capitalize()}, compared with {plot.reference}; differences of single clients{unit}"
-    return figure, Table(title(comparison), headers, tuple(table), (note,))
+    marks = f"Dashes: {plot.reference}; filled marks: better, hollow: worse"
+    return figure, Table(title(comparison), headers, tuple(table), (note, marks, _round(comparison)))
+
+
+def _round(comparison: Comparison) -> str:
+    return f"Round: {CHOSEN[comparison.choice]}"
 
 
 def _values(comparison: Comparison, group: Group) -> Any:
@@ -251,8 +259,14 @@ def draw_cost(comparison: Comparison, style: Style) -> Drawn:
     headers = ("method", "bytes", in_text(comparison.primary), "frontier")
     clearly = "clearly " * any(len(group.runs) > 1 for group in comparison.groups)
     line = f"Frontier: each {clearly}better than the one with fewer bytes before it"
-    notes = ("Bytes: both directions, all clients, whole run", line)
+    notes = ("Bytes: both directions, all clients, whole run", line, _round(comparison))
     return figure, Table(title(comparison), headers, tuple(table), notes)
+
+
+def _halo() -> list[Any]:
+    from matplotlib.patheffects import withStroke
+
+    return [withStroke(linewidth=2, foreground="white")]
 
 
 def _names_with_room(
@@ -266,19 +280,19 @@ def _names_with_room(
         size: of the font.
         steps: the corners of the line, [corners, 2], where it goes up, and its end.
     """
-    from matplotlib.patheffects import withStroke
     from matplotlib.transforms import Bbox
 
-    halo = withStroke(linewidth=2, foreground="white")
     dot, places = axes.figure.dpi / 72, [axes.transData.transform(at) for _, at, _ in points]
     taken = [Bbox.from_bounds(x - 3 * dot, y - 3 * dot, 6 * dot, 6 * dot) for x, y in places]
     corners = axes.transData.transform(steps)
     for (x, y), (end, up) in zip(corners, [*corners[1:], corners[-1]], strict=True):
         taken += [Bbox([[x, y - dot], [end, y + dot]]), Bbox([[end - dot, min(y, up)], [end + dot, max(y, up)]])]
-    for at, alike in grouped((at, (group, coloured)) for group, at, coloured in points).items():
-        (first, coloured), (x, y) = alike[0], axes.transData.transform(at)
-        name = listed([group.label for group, _ in alike])  # methods at the same place have one name
-        wide, high = size * dot * sum(0.75 if letter.isupper() else 0.52 for letter in name), size * dot
+    near = [next(n for n, at in enumerate(places) if math.dist(at, place) < 3 * dot) for place in places]
+    for number, alike in grouped(zip(near, points, strict=True)).items():
+        (first, at, coloured), (x, y) = alike[0], places[number]
+        lines = textwrap.wrap(listed([group.label for group, *_ in alike]), 24)  # of marks that cover each other
+        wide = size * dot * max(sum(0.75 if letter.isupper() else 0.52 for letter in line) for line in lines)
+        high = size * dot * (1.2 * len(lines) - 0.2)
         sides = [("left", 5, 0), ("right", -5, 0), *(("center", 0, up) for up in (8, -8, 16, -16))]
         for side, right, up in sides:
             left = x + right * dot - wide * {"left": 0, "center": 0.5, "right": 1}[side]
@@ -287,10 +301,10 @@ def _names_with_room(
             if inside and not any(map(box.overlaps, taken)):
                 taken.append(box)
                 colour, weight = (identity(first.method).light, "bold") if coloured else (CONTEXT, "normal")
-                looks = {"fontsize": size, "fontweight": weight, "path_effects": [halo]}
+                looks = {"fontsize": size, "fontweight": weight, "path_effects": _halo()}
                 if abs(up) > 8:  # a line leads to the mark
                     looks["arrowprops"] = {"arrowstyle": "-", "color": CONTEXT, "linewidth": 0.4, "shrinkB": 2}
-                _text(axes, name, at, (right, up), side, color=colour, **looks)
+                _text(axes, "\n".join(lines), at, (right, up), side, color=colour, **looks)
                 break
 
 

@@ -14,9 +14,9 @@ from pflsim.analysis.differences import Difference
 from pflsim.analysis.groups import Group, group_runs
 from pflsim.analysis.report.forest import Benchmark
 from pflsim.analysis.report.page import environment
-from pflsim.analysis.report.words import heading
 from pflsim.analysis.runs import Run
 from pflsim.analysis.verdict import scale_of, signed
+from pflsim.analysis.words import heading
 from pflsim.config.names import listed
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition, shard
@@ -118,10 +118,9 @@ class Answer:
             said.append(f"Equal on every client: {listed(names)}.")
         if self.beyond_alone:
             said.append(f"Clearly better than training alone: {listed(self.beyond_alone)}.")
-        times, mean = (1, "") if each.same_clients else (seeds, ", mean over seeds" * (seeds > 1))
-        worse = [f"{shown(d.group)} for {d.worse / times:.3g}" for d in each.differences]
-        clients = max(d.pairs for d in each.differences) / times
-        return [*said, f"Worse than training alone{mean}: {listed(worse)} of {clients:g} clients."]
+        worse = [f"{shown(d.group)} for {d.worse}" for d in sorted(each.differences, key=lambda d: -d.worse)]
+        clients, which = max(d.pairs for d in each.differences), " of all seeds" * (not each.same_clients and seeds > 1)
+        return [*said, f"Worse than training alone: {listed(worse)} of {clients} clients{which}."]
 
     def gap(self, d: Difference) -> str:
         """Return how far the first approach is ahead, with the interval over seeds, or over pairs with one seed."""

@@ -22,10 +22,11 @@ from pflsim.analysis.differences import Family
 from pflsim.analysis.forest import as_text, forest
 from pflsim.analysis.runs import incomplete, run_settings
 from pflsim.analysis.verdict import fixed, over_benchmarks, rounded, scale_of, signed
+from pflsim.analysis.words import about
 from pflsim.config.names import listed, written
 from pflsim.errors import SettingsError
 from pflsim.records.summary import who_is_evaluated
-from pflsim.terminal.formats import CHOSEN, NONE, WIDTH, byte_unit, in_text, plural, wrapped
+from pflsim.terminal.formats import CHOSEN, NONE, WIDTH, byte_unit, in_text, wrapped
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -206,15 +207,12 @@ def _signed(comparison: Comparison, value: float | None) -> str:
 
 
 def title(comparison: Comparison) -> str:
-    """Return what all runs have in common: `Test accuracy on digits, iid, 20 clients, mlp; 20 rounds, seeds 0–2`."""
-    keys = ("data", "partition", "clients", "model", "rounds_planned")
-    found = ({run.summary[key] for run in comparison.runs} for key in keys)
-    data, partition, clients, model, rounds = (values.pop() if len(values) == 1 else None for values in found)
+    """Return what all runs have in common: `Test accuracy on Digits, iid, 20 clients, mlp; 20 rounds, seeds 0–2`."""
+    data, rules, clients, rounds, model, _ = about(comparison)
     seeds = {group.seeds for group in comparison.groups}
     own = seeds.pop() if len(seeds) == 1 else ()
-    measured = f"Test {in_text(comparison.primary)}" + (f" on {data}" if data else "")
-    what = [measured, partition, clients and plural(clients, "client"), model]
-    how = [rounds and plural(rounds, "round"), own and f"seed{'s' if len(own) > 1 else ''} {numbers(own)}"]
+    what = [f"Test {in_text(comparison.primary)}" + (f" on {data}" if data else ""), rules, clients, model]
+    how = [rounds, own and f"seed{'s' if len(own) > 1 else ''} {numbers(own)}"]
     return "; ".join(filter(None, (", ".join(filter(None, words)) for words in (what, how))))
 
 

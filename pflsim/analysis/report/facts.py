@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+
 from pflsim.analysis.differences import client_values
 from pflsim.analysis.groups import Group
 from pflsim.analysis.report.structure import client_name
@@ -117,7 +119,8 @@ def _diverged(run: Run) -> Iterator[str]:
     if clients := losses[~(losses <= 10 * max(1.0, losses.replace(math.inf, math.nan).median()))].index.tolist():
         names = [client_name(run.partition.get("names", ()), client) for client in clients[:MAX_NAMES]]
         who = f"{plural(len(clients), 'client')} ({', '.join(names)}{', …' * (len(clients) > MAX_NAMES)})"
-        yield f"in the last round, the test loss of {who} is not finite, or over ten times the median client's"
+        lost = "is not finite" if not np.isfinite(losses[clients]).any() else "is over ten times the median client's"
+        yield f"in the last round, the test loss of {who} {lost}"
 
 
 def incidents(runs: Iterable[Run]) -> list[tuple[str, list[str]]]:

@@ -18,10 +18,10 @@ from pflsim.analysis.report.axes import axis
 from pflsim.analysis.report.forest import Benchmark, overall
 from pflsim.analysis.report.grid import MAX_GROUPS, grid_of
 from pflsim.analysis.report.study import Study, read_study
-from pflsim.analysis.report.words import heading, varying
 from pflsim.analysis.runs import Run, read_run
 from pflsim.analysis.tables import as_csv, drawn, numbers, records, tables, untrained
 from pflsim.analysis.verdict import decimals_of, fixed, over_benchmarks, rounded, scale_of, signed, winners
+from pflsim.analysis.words import heading, varying
 from pflsim.config.names import listed, written
 from pflsim.errors import SettingsError
 from pflsim.records.folder import LOG

@@ -58,11 +58,8 @@ def test_differences_and_the_clients_that_lose(tmp_path: Path) -> None:
     text, gap = " ".join(found.sentences), 100 * np.mean(by_method["ifca"] - by_method["fedavg"])
     assert found.ahead == ["in groups"] and found.pays == "Yes"
     assert f"IFCA (in groups) is ahead of FedAvg (together) by {gap:.1f} points" in text
-    lose = np.sum(by_method["ditto"] < by_method["local"]) / 2
-    assert (
-        "FedAvg (together) for 8, FedAvg+fine-tuning (personal) for" in text
-        and f"Ditto (personal) for {lose:g}" in text
-    )
+    lose = np.sum(by_method["ditto"] < by_method["local"])
+    assert f"FedAvg (together) for 16, Ditto (personal) for {lose}, " in text and "of 16 clients of all seeds." in text
     said = {"again": "data=<x>", "command": "c", "advice": found.next()[0], "plan": "3 runs"}
     html = probe.page(
         found, unlike=[("labels", 0.5, "a < b")], chosen={"ifca": "ifca-1"}, trials={"ifca-1": "x y"}, **said
