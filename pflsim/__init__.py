@@ -300,7 +300,8 @@ def compare(
 
     Args:
         runs: the runs, or their folder. Runs that differ only in their seed form a group.
-        reference: label or method that the others are compared with; default: local, else the first group.
+        reference: label or method that the others are compared with; default: local, else fedavg; of one method the
+            best setting, else the first group.
         at: round that figures are taken from: best_val, last or best_test_oracle; default: best_val if all runs have
             validation data, else last.
         target: accuracy to reach, in [0, 1]; default: the highest that every run reaches.

@@ -38,7 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     at = "round that figures are taken from; default: best_val if all runs have validation data, else last"
     add("--at", choices=["best_val", "last", "best_test_oracle"], help=at)
     add("--target", type=float, metavar="ACC", help="accuracy to reach; default: the highest that every run reaches")
-    add("--reference", metavar="LABEL", help="label or method to compare with; default: local, else the first group")
+    add(
+        "--reference",
+        metavar="LABEL",
+        help="default: local, else fedavg, or of one method the best setting",
+    )
     add("--format", choices=["text", "markdown", "latex", "csv"], help="default: the suffix of --out, else text")
     add("--out", type=Path, metavar="FILE", help="write to a file (.txt, .md, .tex, .csv) instead of standard output")
     add("--curves", type=Path, metavar="FILE", help="draw accuracy curves into a .png, .svg or .pdf")

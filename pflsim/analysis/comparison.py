@@ -107,6 +107,14 @@ def row(group: Group, choice: Choice, target: float | None = None, model: ModelK
     return Row(group, scope, tuple(name for name in metrics if name in figures), reached, figures)
 
 
+def score(group: Group, choice: Choice) -> float:
+    """Return the mean score of the primary metric in a round: on validation data if these chose it, else on test."""
+    split = "val" if choice == "best_val" else "test"
+    lines = [(run, run.at(choice)) for run in group.runs]
+    scores = [line.evaluations[run.reported._replace(split=split)].score for run, line in lines if line]
+    return statistics.fmean(scores or [-math.inf])
+
+
 def best_first(rows: Sequence[Row]) -> list[Row]:
     """Return the rows by the mean of the primary metric over clients and seeds; rows without it are left out."""
     found = [row for row in rows if "mean" in row.figures]
@@ -241,19 +249,22 @@ def compare(
         groups: at least one.
         choice: the round that figures are taken from; None: `best_val` if all runs have validation data, else `last`.
         target: a mean to reach; None: the best that every run reaches, rounded to the worse by 0.01.
-        reference: label or method of the group to compare with; None: see `find_reference`.
+        reference: label or method of the group to compare with; None: the group with the best `score` if all have the
+            same method, else see `find_reference`.
 
     Raises:
         SettingsError: a run has no such round, or the reference does not exist.
     """
     if choice is not None and choice not in CHOSEN:
         raise SettingsError(f"--at {choice}: {nearest(choice, CHOSEN)}")
-    base = find_reference(groups, reference)
     runs = [run for group in groups for run in group.runs]
     without = [run for run in runs if run.at("best_val") is None]
     if choice == "best_val" and without:
         raise SettingsError(f"--at best_val: {without[0].folder} has no validation results; use --at last")
     choice = choice or ("last" if without else "best_val")
+    base = find_reference(groups, reference)
+    if reference is None and len({group.method for group in groups}) == 1:
+        base = max(groups, key=lambda group: score(group, choice))
     goal = common_target(runs) if target is None else target
     rows = tuple(row(group, choice, goal) for group in groups)
     families, tied, same, lead = (Family(base),), (), (), ""

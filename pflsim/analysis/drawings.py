@@ -79,15 +79,17 @@ def draw_forest(comparison: Comparison, style: Style) -> Drawn:
         found.append((row.name, rounded(row.value), rounded(row.worst), *ends, row.level or "reference"))
     unit = ", in percentage points" * bool(plot.unit)
     headers = ("method", metric, "worst decile", "difference", "from", "to", "evidence")
-    marks = "Filled marks: clear; hollow: clear on these clients, not over seeds; grey: not clear; ticks: seeds"
+    marks = "Filled marks: clear; hollow: clear on these clients, not over seeds; grey dots: not clear; ticks: seeds"
     lines = "Lines, and from, to: 95% t interval over seeds; arrows: beyond the axis"
     notes = (f"Difference to {plot.reference}{unit}", lines, marks, _round(comparison))
     return figure, Table(title(comparison), headers, tuple(found), notes)
 
 
 def mark_of(who: Identity, level: Level | None, size: float) -> dict[str, Any]:
-    """Return how a mean is drawn: filled if it is clear, hollow if on these clients only, grey if not clear."""
-    colour = GREY if level == "not clear" else who.light
+    """Return how a mean is drawn: filled if it is clear, hollow if on these clients only, a grey dot if not clear."""
+    if level == "not clear":
+        return {"marker": "o", "color": GREY, "markersize": 0.65 * size, "linestyle": "", "zorder": 3}
+    colour = who.light
     face = "white" if level == "on these clients only" else colour
     looks = {"markerfacecolor": face, "markeredgecolor": colour, "markersize": size, "zorder": 3}
     return {"marker": MARKERS[who.mark], "linestyle": "", **looks}

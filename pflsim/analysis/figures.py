@@ -42,7 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--format", choices=FORMATS, default="pdf", help="default: pdf")
     add("--only", metavar="NAMES", help=f"some of {','.join(NAMES)}; default: all")
     add("--out", type=Path, default=Path("figures"), metavar="DIR", help="folder; default: figures")
-    add("--reference", metavar="LABEL", help="label or method to compare with; default: local, else the first group")
+    add(
+        "--reference",
+        metavar="LABEL",
+        help="default: local, else fedavg, or of one method the best setting",
+    )
     at = "round that figures are taken from; default: best_val if all runs have validation data, else last"
     add("--at", choices=["best_val", "last", "best_test_oracle"], help=at)
     options = parser.parse_args(arguments)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 
-from pflsim.analysis.comparison import Row, row
+from pflsim.analysis.comparison import Row, row, score
 from pflsim.analysis.groups import Group
 from pflsim.config.names import written
 from pflsim.records.summary import Choice
@@ -99,19 +98,13 @@ def grid_of(groups: Sequence[Group], choice: Choice) -> Grid | None:
 
 def _cells(groups: Sequence[Group], choice: Choice) -> list[Cell]:
     """Return the cells of the groups of one method."""
-    scores = [_score(group, choice) for group in groups]
+    scores = [score(group, choice) for group in groups]
     low, high = min(scores), max(scores)
     best = scores.index(high)
     return [
         Cell(row(group, choice), score, (score - low) / (high - low) if high > low else 1.0, number == best)
         for number, (group, score) in enumerate(zip(groups, scores, strict=True))
     ]
-
-
-def _score(group: Group, choice: Choice) -> float:
-    split = "val" if choice == "best_val" else "test"
-    lines = [(run, run.at(choice)) for run in group.runs]
-    return fmean(line.evaluations[run.reported._replace(split=split)].score for run, line in lines if line)
 
 
 def _value(group: Group, key: str) -> str:

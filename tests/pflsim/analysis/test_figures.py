@@ -53,7 +53,7 @@ def points(figure: Figure) -> dict[str, tuple[str, str, str]]:
     """Return marker, face and edge of the mean of each method of the forest plot, by its name."""
     axes = figure.axes[0]
     names = [label.get_text() for label in axes.get_yticklabels()]
-    means = [line for line in axes.lines if line.get_markersize() == 4.5 and line.get_marker() != "|"]
+    means = [line for line in axes.lines if line.get_markersize() in (4.5, 0.65 * 4.5) and line.get_marker() != "|"]
     return {
         names[int(np.asarray(line.get_ydata()).item())]: tuple(
             map(str, (line.get_marker(), line.get_markerfacecolor(), line.get_markeredgecolor()))
@@ -68,7 +68,7 @@ def test_marks_by_evidence(comparison: Comparison) -> None:
     found = points(all_figures([comparison], only=["forest"])["forest"][0])
     fedrep, ifca, grey = identity("fedrep").light, identity("ifca").light, NOT_CLEAR["light"]
     assert found["FedRep"] == ("*", fedrep, fedrep) and found["IFCA"] == ("h", "white", ifca)
-    assert found["Ditto"] == ("D", grey, grey) and found["Local"][0] == "o"
+    assert found["Ditto"] == ("o", grey, grey) and found["Local"][0] == "o"
 
 
 def test_the_tables_have_the_numbers_of_the_comparison(comparison: Comparison) -> None:

@@ -374,6 +374,8 @@ def test_of_a_method_alone_the_first_sentence_has_the_best_setting(tmp_path: Pat
     places = [18, 18 + 78 * math.log(5) / math.log(10), 96]  # of 0.1, 0.5 and 1 on a logarithmic axis
     ticks = re.findall(r'<text x="([\d.]+)%" y="135" class="tick">', sweep)
     assert [float(x) for x in ticks] == pytest.approx(places, abs=0.01)
+    runs = [read_run(folder) for folder in sorted(tmp_path.iterdir()) if folder.is_dir()]
+    assert compare(group_runs(runs)).reference.label == "Ditto lr=1.0"
     assert "Of 3 settings of Ditto, lr=1.0 is the best by validation: mean accuracy 0.700." in found
 
 
