@@ -323,6 +323,7 @@ def figures(
     style: Literal["icml", "neurips", "ieee", "thesis"] = "icml",
     *,
     only: str | Iterable[str] | None = None,
+    against: Literal["rounds", "bytes", "seconds"] = "rounds",
     reference: str | None = None,
     at: str | None = None,
 ) -> dict[str, Figure]:
@@ -333,6 +334,7 @@ def figures(
         style: the template.
         only: some of `forest` (differences to the reference), `curves`, `clients` (gains and losses) and `cost`
             (bytes and the primary metric); None: all.
+        against: the x axis of `curves`.
         reference: see `compare`.
         at: see `compare`.
 
@@ -346,7 +348,7 @@ def figures(
     from pflsim.analysis.figures import all_figures
 
     compared = compare_sets(_runs(runs), reference, choice=cast(Any, at))
-    return {name: figure for name, (figure, _) in all_figures(compared, style, only).items()}
+    return {name: figure for name, (figure, _) in all_figures(compared, style, only, against).items()}
 
 
 def report(runs: str | Path | Run | Iterable[Run], out: str | Path | None = None) -> Path:

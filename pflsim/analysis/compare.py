@@ -17,7 +17,6 @@ EXAMPLES = """examples:
   {program} compare 'runs/20261122-*'                      all folders that match a pattern
   {program} compare runs --reference fedavg --target 0.9   all runs in a folder, differences to FedAvg
   {program} compare runs --out table.tex                   a table for a paper; also .md, .csv and .txt
-  {program} compare runs --curves acc.pdf --against bytes  accuracy against traffic
 
 Runs that differ only in their seed form a group, which is one line of the table. Groups can be compared if they have
 the same partition (hash) for each seed and the same evaluation settings; otherwise each set of comparable groups has
@@ -38,18 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     at = "round that figures are taken from; default: best_val if all runs have validation data, else last"
     add("--at", choices=["best_val", "last", "best_test_oracle"], help=at)
     add("--target", type=float, metavar="ACC", help="accuracy to reach; default: the highest that every run reaches")
-    add(
-        "--reference",
-        metavar="LABEL",
-        help="default: local, else fedavg, or of one method the best setting",
-    )
+    add("--reference", metavar="LABEL", help="default: local, else fedavg; of one method, the best setting")
     add("--format", choices=["text", "markdown", "latex", "csv"], help="default: the suffix of --out, else text")
     add("--out", type=Path, metavar="FILE", help="write to a file (.txt, .md, .tex, .csv) instead of standard output")
-    add("--curves", type=Path, metavar="FILE", help="draw accuracy curves into a .png, .svg or .pdf")
-    add("--against", choices=["rounds", "bytes", "seconds"], help="x axis of the curves; default: rounds")
     options = parser.parse_args(arguments)
-    if options.against and not options.curves:
-        parser.error("--against needs --curves FILE")
     if options.target is not None and not 0 <= options.target <= 1:
         parser.error(f"argument --target: {options.target:g}: expected a number in [0, 1], e.g. 0.9")
     return exit_status(lambda: _compare(options))
@@ -57,17 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _compare(options: argparse.Namespace) -> None:
     from pflsim.analysis.comparison import compare_sets
-    from pflsim.analysis.curves import SUFFIXES, draw
     from pflsim.analysis.runs import find_runs, read_run
     from pflsim.analysis.tables import format_of, render
 
     kind = options.format or format_of(options.out)
-    if options.curves and options.curves.suffix not in SUFFIXES:
-        raise SettingsError(f"--curves {options.curves}: expected one of the suffixes {', '.join(SUFFIXES)}")
     runs = map(read_run, find_runs(options.runs))
     found = compare_sets(runs, options.reference, choice=options.at, target=options.target)
-    if options.curves and len(found) > 1:
-        raise SettingsError(f"--curves draws one set of comparable runs, and these are {len(found)}: name fewer runs")
     if len(found) > 1:
         print(f"these runs have {len(found)} sets of examples or ways of evaluation: a table each", file=sys.stderr)
     if options.out:
@@ -75,9 +61,6 @@ def _compare(options: argparse.Namespace) -> None:
         print(f"written to {options.out}")
     else:
         print(render(found, kind, Console()), flush=True)
-    if options.curves:
-        draw(found[0], options.curves, options.against or "rounds")
-        print(f"curves in {options.curves}", file=sys.stderr)
 
 
 def print_comparisons(folders: Sequence[Path]) -> None:
@@ -95,8 +78,6 @@ def print_comparisons(folders: Sequence[Path]) -> None:
         return
     try:
         found = compare_sets(map(read_run, complete))
-        print(
-            f"\n{render(found, 'text', Console())}\n\nmore formats and curves: {program()} compare --help", flush=True
-        )
+        print(f"\n{render(found, 'text', Console())}\n\nmore formats: {program()} compare --help", flush=True)
     except (SettingsError, ValueError, KeyError, TypeError) as error:
         print(f"the runs could not be compared: {str(error).partition(chr(10))[0]}", file=sys.stderr, flush=True)

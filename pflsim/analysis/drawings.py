@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pflsim.analysis.comparison import Comparison, Row, best_first, frontier
-from pflsim.analysis.curves import of_test, seed_points
+from pflsim.analysis.curves import Against, of_test, seed_points
 from pflsim.analysis.differences import Level, client_values
 from pflsim.analysis.forest import NOT_CLEAR, forest, least_length
 from pflsim.analysis.groups import Group
@@ -82,7 +82,7 @@ def draw_forest(comparison: Comparison, style: Style) -> Drawn:
     marks = "Filled marks: clear; hollow: clear on these clients, not over seeds; grey dots: not clear; ticks: seeds"
     lines = "Lines, and from, to: 95% t interval over seeds; arrows: beyond the axis"
     notes = (f"Difference to {plot.reference}{unit}", lines, marks, _round(comparison))
-    return figure, Table(title(comparison), headers, tuple(found), notes)
+    return figure, Table(title(comparison, in_words=True), headers, tuple(found), notes)
 
 
 def mark_of(who: Identity, level: Level | None, size: float) -> dict[str, Any]:
@@ -119,11 +119,18 @@ def _panels(comparison: Comparison, style: Style, rows: Sequence[Row], x_label: 
     return figure, found[: len(rows)]
 
 
-def draw_curves(comparison: Comparison, style: Style) -> Drawn:
-    """Draw the primary metric by round: the mean over seeds, and a band from the lowest to the highest seed."""
-    from matplotlib.ticker import MaxNLocator
+def draw_curves(comparison: Comparison, style: Style, against: Against = "rounds") -> Drawn:
+    """Draw the primary metric by round, bytes or seconds: its mean over seeds, and a band from lowest to highest.
 
-    points = {row.group.label: seed_points(row.group, "rounds", of_test()) for row in best_first(comparison.rows)}
+    Bytes and seconds are means over seeds too. The table is by round.
+    """
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    by_round = {row.group.label: seed_points(row.group, "rounds", of_test()) for row in best_first(comparison.rows)}
+    points = {row.group.label: seed_points(row.group, against, of_test()) for row in best_first(comparison.rows)}
+    for found in points.values():
+        found[:, :, 0] = found[:, :, 0].mean(0)
+    name = {"rounds": "round", "bytes": "bytes in both directions, all clients", "seconds": "seconds"}[against]
     rows = [row for row in best_first(comparison.rows) if points[row.group.label].size]
     methods = [row.group.method for row in rows]
     behind = [row for row in rows if (method := row.group.method) in ("local", "fedavg") and methods.count(method) == 1]
@@ -137,7 +144,7 @@ def draw_curves(comparison: Comparison, style: Style) -> Drawn:
 
     if len(rows) <= ONE_AXIS:
         figure = new_figure(style, style.column, min(style.column * 0.7, HEIGHT))
-        axes = figure.add_subplot(xlabel="round", ylabel=f"test {in_text(comparison.primary)}", axisbelow=True)
+        axes = figure.add_subplot(xlabel=name, ylabel=f"test {in_text(comparison.primary)}", axisbelow=True)
         for row in rows:
             draw(axes, row, LINES[identity(row.group.method).dash])
         axes.grid(axis="y", color=GRID)
@@ -145,7 +152,7 @@ def draw_curves(comparison: Comparison, style: Style) -> Drawn:
         _names_at_ends(axes, [(row.group, points[row.group.label]) for row in rows], style.labels)
     else:
         shown = [row for row in rows if row not in behind]
-        figure, panels = _panels(comparison, style, shown, "round")
+        figure, panels = _panels(comparison, style, shown, name)
         for axes, row in zip(panels, shown, strict=True):
             for other in behind:
                 draw(axes, other, "-" if other.group.method == "local" else "--", CONTEXT)
@@ -155,17 +162,19 @@ def draw_curves(comparison: Comparison, style: Style) -> Drawn:
             looks = {"color": CONTEXT, "fontsize": style.ticks, "path_effects": _halo()}
             _text(panels[0], other.group.label, end, move, "right", **looks)
     figure.axes[0].xaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=1))  # the panels share it
-    longest = max((found[0, :, 0] for found in points.values()), key=len)
+    if against == "bytes":
+        figure.axes[0].xaxis.set_major_formatter(EngFormatter("B"))
+    longest = max((found[0, :, 0] for found in by_round.values()), key=len)
     rounds = dict.fromkeys(longest[np.linspace(0, len(longest) - 1, 5).round().astype(int)])
     table = []
     for row in rows:
-        x, y = points[row.group.label][0, :, 0], points[row.group.label][:, :, 1]
+        x, y = by_round[row.group.label][0, :, 0], by_round[row.group.label][:, :, 1]
         means, last = dict(zip(x, y.mean(0), strict=True)), y[:, -1]
         cells = [f"{means[n]:.3f}" if n in means else "" for n in rounds]
         table.append((row.group.label, *cells, f"{last.min():.3f}", f"{last.max():.3f}"))
     headers = ("method", *(f"round {n:.0f}" for n in rounds), "lowest", "highest")
     note = "Mean over seeds by round; band, and lowest and highest: seeds, in the table in the last round"
-    return figure, Table(title(comparison), headers, tuple(table), (note, *comparison.objections))
+    return figure, Table(title(comparison, in_words=True), headers, tuple(table), (note, *comparison.objections))
 
 
 def _names_at_ends(axes: Axes, curves: Sequence[tuple[Group, np.ndarray]], size: float) -> None:
@@ -178,7 +187,8 @@ def _names_at_ends(axes: Axes, curves: Sequence[tuple[Group, np.ndarray]], size:
         places.append(max(y, places[-1] + line))
     up = np.mean(places) - np.mean([y for y, *_ in ends])
     for (_, x, group), place in zip(ends, places, strict=True):
-        _text(axes, group.label, (x, place - up), (4, 0), "left", color=identity(group.method).light)
+        looks = {"color": identity(group.method).light, "path_effects": _halo()}
+        _text(axes, group.label, (x, place - up), (4, 0), "left", **looks)
 
 
 def draw_clients(comparison: Comparison, style: Style) -> Drawn:
@@ -208,7 +218,7 @@ def draw_clients(comparison: Comparison, style: Style) -> Drawn:
     unit = ", in percentage points" * bool(plot.unit)
     note = f"{who.capitalize()}, compared with {plot.reference}; differences of single clients{unit}"
     marks = f"Dashes: {plot.reference}; filled marks: better, hollow: worse"
-    return figure, Table(title(comparison), headers, tuple(table), (note, marks, _round(comparison)))
+    return figure, Table(title(comparison, in_words=True), headers, tuple(table), (note, marks, _round(comparison)))
 
 
 def _round(comparison: Comparison) -> str:
@@ -262,7 +272,7 @@ def draw_cost(comparison: Comparison, style: Style) -> Drawn:
     clearly = "clearly " * any(len(group.runs) > 1 for group in comparison.groups)
     line = f"Frontier: each {clearly}better than the one with fewer bytes before it"
     notes = ("Bytes: both directions, all clients, whole run", line, _round(comparison))
-    return figure, Table(title(comparison), headers, tuple(table), notes)
+    return figure, Table(title(comparison, in_words=True), headers, tuple(table), notes)
 
 
 def _halo() -> list[Any]:
@@ -310,7 +320,7 @@ def _names_with_room(
                 break
 
 
-DRAWN: dict[str, Callable[[Comparison, Style], Drawn]] = {
+DRAWN: dict[str, Callable[..., Drawn]] = {
     "forest": draw_forest, "curves": draw_curves, "clients": draw_clients, "cost": draw_cost,
 }  # fmt: skip
 """The figures by name."""

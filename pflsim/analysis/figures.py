@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from pflsim.analysis.comparison import Comparison
+    from pflsim.analysis.curves import Against
     from pflsim.analysis.tables import Table
 
 
@@ -25,6 +26,7 @@ NAMES = ("forest", "curves", "clients", "cost")
 EXAMPLES = """examples:
   {program} figures runs                                     all figures, for a column of ICML, into figures/
   {program} figures runs --style ieee --only forest,curves   two of them, for a column of IEEE
+  {program} figures runs --only curves --against bytes       accuracy against traffic
 """
 
 
@@ -42,11 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--format", choices=FORMATS, default="pdf", help="default: pdf")
     add("--only", metavar="NAMES", help=f"some of {','.join(NAMES)}; default: all")
     add("--out", type=Path, default=Path("figures"), metavar="DIR", help="folder; default: figures")
-    add(
-        "--reference",
-        metavar="LABEL",
-        help="default: local, else fedavg, or of one method the best setting",
-    )
+    add("--against", choices=["rounds", "bytes", "seconds"], default="rounds", help="x axis of curves; default: rounds")
+    add("--reference", metavar="LABEL", help="default: local, else fedavg; of one method, the best setting")
     at = "round that figures are taken from; default: best_val if all runs have validation data, else last"
     add("--at", choices=["best_val", "last", "best_test_oracle"], help=at)
     options = parser.parse_args(arguments)
@@ -62,7 +61,7 @@ def _write(options: argparse.Namespace) -> None:
     for caution in (text for comparison in compared for text in cautions(comparison)):
         print(f"CAUTION: {caution}", file=sys.stderr)
     options.out.mkdir(parents=True, exist_ok=True)
-    for name, (figure, table) in all_figures(compared, options.style, options.only).items():
+    for name, (figure, table) in all_figures(compared, options.style, options.only, options.against).items():
         path = options.out / f"{name}.{options.format}"
         figure.savefig(path, dpi=300)
         path.with_suffix(".tex").write_text(drawn([table], "latex") + "\n", encoding="utf-8")
@@ -70,7 +69,10 @@ def _write(options: argparse.Namespace) -> None:
 
 
 def all_figures(
-    compared: Sequence[Comparison], style: str = "icml", only: str | Iterable[str] | None = None
+    compared: Sequence[Comparison],
+    style: str = "icml",
+    only: str | Iterable[str] | None = None,
+    against: Against = "rounds",
 ) -> dict[str, tuple[Figure, Table]]:
     """Return the figures of comparisons and the tables of their numbers, by name.
 
@@ -78,6 +80,7 @@ def all_figures(
         compared: comparisons; with several, `-1`, `-2`, … is added to the names. Without differences there are curves.
         style: the template, a key of `pflsim.analysis.paper_style.STYLES`.
         only: some of `NAMES`, also in one string with commas; None: all.
+        against: the x axis of curves.
 
     Raises:
         SettingsError: there is no such style or figure, or nothing to draw.
@@ -92,7 +95,8 @@ def all_figures(
         different = comparison.differences and not comparison.objections
         for name in names if different else {*names} & {"curves"}:
             with template(STYLES[style]):
-                found[f"{name}-{number}" if len(compared) > 1 else name] = DRAWN[name](comparison, STYLES[style])
+                drawn = DRAWN[name](comparison, STYLES[style], *[against] * (name == "curves"))
+            found[f"{name}-{number}" if len(compared) > 1 else name] = drawn
     if not found:
         raise SettingsError(f"{', '.join(names)}: at least two methods are needed that can be compared")
     return found

@@ -206,12 +206,22 @@ def _signed(comparison: Comparison, value: float | None) -> str:
     return signed(None if value is None else scale * value, decimals)
 
 
-def title(comparison: Comparison) -> str:
-    """Return what all runs have in common: `Test accuracy on Digits, iid, 20 clients, mlp; 20 rounds, seeds 0–2`."""
-    data, rules, clients, rounds, model, _ = about(comparison)
+def title(comparison: Comparison, in_words: bool = False) -> str:
+    """Return what all runs have in common: `Test accuracy on Digits, iid, 20 clients, mlp; 20 rounds, seeds 0–2`.
+
+    Args:
+        comparison: the runs.
+        in_words: have the partition in words, without most of its settings.
+    """
+    data, rules, clients, rounds, model, partition = about(comparison)
     seeds = {group.seeds for group in comparison.groups}
     own = seeds.pop() if len(seeds) == 1 else ()
-    what = [f"Test {in_text(comparison.primary)}" + (f" on {data}" if data else ""), rules, clients, model]
+    what = [
+        f"Test {in_text(comparison.primary)}" + (f" on {data}" if data else ""),
+        rules if in_words else partition,
+        clients,
+        model,
+    ]
     how = [rounds, own and f"seed{'s' if len(own) > 1 else ''} {numbers(own)}"]
     return "; ".join(filter(None, (", ".join(filter(None, words)) for words in (what, how))))
 

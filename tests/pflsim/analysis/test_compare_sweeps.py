@@ -175,27 +175,14 @@ def test_files(said: Said, folder: Path, tmp_path: Path, suffix: str, start: str
 
 
 @pytest.mark.parametrize(
-    ("against", "suffix", "magic"),
-    [("rounds", "png", b"\x89PNG"), ("bytes", "svg", b"<?xml"), ("seconds", "pdf", b"%PDF")],
-)
-def test_curves(said: Said, folder: Path, tmp_path: Path, against: str, suffix: str, magic: bytes) -> None:
-    file = tmp_path / f"curves.{suffix}"
-    status, out, err = said(folder, "--curves", file, "--against", against)
-    assert (status, err) == (0, f"curves in {file}\n") and "Differences" in out
-    assert file.read_bytes().startswith(magic)
-
-
-@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["nowhere"], "nowhere"),
         (["--at", "best_val"], "--at best_val"),
         (["--reference", "fedprox"], "--reference fedprox: valid: fedavg, local"),
-        (["--curves", "curves.jpg"], ".png, .svg, .pdf"),
         (["--out", "table.doc"], "--out table.doc"),
         (["--out", "/not/there.md"], "/not/there.md"),
         (["--target", "90"], "--target"),
-        (["--against", "bytes"], "--against needs --curves"),
     ],
 )
 def test_refused(said: Said, folder: Path, arguments: list[str], message: str) -> None:
@@ -219,8 +206,6 @@ def test_each_set_of_comparable_runs_has_its_table(said: Said, folder: Path) -> 
     assert status == 0 and [row["label"] for row in rows] == ["fedavg", "local", "ditto", "fedavg"]
     assert len({row["comparison"] for row in rows[:2]}) == len({row["comparison"] for row in rows[2:]}) == 1
     assert rows[0]["comparison"] != rows[2]["comparison"]
-    status, out, err = said(folder, "--curves", "curves.png")
-    assert status == 2 and out == "" and err.startswith("error: --curves")
 
 
 def test_a_broken_run(said: Said, folder: Path) -> None:

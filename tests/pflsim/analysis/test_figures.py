@@ -200,6 +200,10 @@ def test_the_command(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_from_python(runs: Path, tmp_path: Path) -> None:
     found = pflsim.figures(runs, "neurips", only=["cost"], reference="fedavg")
     assert {*found} == {"cost"} and isinstance(found["cost"], Figure)
+    panels = {
+        axes.get_title(loc="left"): axes for axes in pflsim.figures(runs, only="curves", against="bytes")["curves"].axes
+    }
+    np.testing.assert_allclose(panels["FedRep"].lines[-1].get_xdata(), [20_000, 40_000])
     with pytest.raises(SettingsError, match="naturemag"):
         pflsim.figures(runs, "naturemag")  # type: ignore[arg-type]
     alone = made(tmp_path / "alone", [[(1, 2)]])
