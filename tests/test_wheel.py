@@ -101,7 +101,7 @@ def test_contents(wheel: Path) -> None:
 def test_commands_in_an_empty_folder(program: Path, tmp_path: Path) -> None:
     assert "resume with" not in run(tmp_path, program, *SMALL, "run_dir=runs/default")
     swept = run(tmp_path, program, "-m", "seed=0,1", "executor=inline", "run_dir=runs/${seed}", *SMALL)
-    assert swept.endswith("\nmore formats and curves: pflsim compare --help\n")
+    assert swept.endswith("\nmore formats: pflsim compare --help\n")
     assert "pFedCFR" in run(tmp_path, program, "compare", "runs")
     run(tmp_path, program, "report", "runs")
     assert "pflsim -m seed=0,1 " in (tmp_path / "report.html").read_text()

@@ -207,7 +207,7 @@ def _signed(comparison: Comparison, value: float | None) -> str:
 
 
 def title(comparison: Comparison, in_words: bool = False) -> str:
-    """Return what all runs have in common: `Test accuracy on Digits, iid, 20 clients, mlp; 20 rounds, seeds 0–2`.
+    """Return what all runs have in common: `Test accuracy on digits, iid, 20 clients, mlp; 20 rounds, seeds 0–2`.
 
     Args:
         comparison: the runs.

@@ -33,14 +33,15 @@ def about(comparison: Comparison) -> list[str]:
     ]
     counts = (value and plural(int(value), name) for value, name in ((clients, "client"), (rounds, "round")))
     name = ACRONYMS.sub(lambda found: found[0].upper(), data).replace("_", " ")
-    return [name[:1].upper() + name[1:], ", ".join(texts), *counts, model, partition]
+    return [name, ", ".join(texts), *counts, model, partition]
 
 
 def heading(comparison: Comparison) -> str:
     """Return the line above the answer: `Digits, 2 classes per client · 10 clients · 3 seeds`."""
     data, rules, clients, *_ = about(comparison)
     seeds = max(len(group.runs) for group in comparison.groups)
-    return " · ".join(filter(None, (", ".join(filter(None, (data, rules))), clients, plural(seeds, "seed"))))
+    found = " · ".join(filter(None, (", ".join(filter(None, (data, rules))), clients, plural(seeds, "seed"))))
+    return found[:1].upper() + found[1:]
 
 
 def varying(comparisons: Sequence[Comparison]) -> list[list[str]]:

@@ -34,7 +34,7 @@ def comparison(runs: list[Run]) -> Comparison:
 
 def test_text(comparison: Comparison) -> None:
     written = render([comparison], "text")
-    assert written.startswith("Test accuracy on Digits, dirichlet(alpha=0.1), 2 clients, mlp; 2 rounds, seeds 0,1\n\n")
+    assert written.startswith("Test accuracy on digits, dirichlet(alpha=0.1), 2 clients, mlp; 2 rounds, seeds 0,1\n\n")
     lines = {line.split()[0]: line for line in written.splitlines() if line}
     cells = re.split(r" {2,}", lines["Local"])
     assert cells == [
