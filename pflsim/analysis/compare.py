@@ -37,7 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     at = "round that figures are taken from; default: best_val if all runs have validation data, else last"
     add("--at", choices=["best_val", "last", "best_test_oracle"], help=at)
     add("--target", type=float, metavar="ACC", help="accuracy to reach; default: the highest that every run reaches")
-    add("--reference", metavar="LABEL", help="default: local, else fedavg; of one method, the best setting")
+    default = "local, else fedavg; of settings of one method, the best"
+    add("--reference", metavar="LABEL", help=f"label or method to compare with; default: {default}")
     add("--format", choices=["text", "markdown", "latex", "csv"], help="default: the suffix of --out, else text")
     add("--out", type=Path, metavar="FILE", help="write to a file (.txt, .md, .tex, .csv) instead of standard output")
     options = parser.parse_args(arguments)

@@ -45,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--only", metavar="NAMES", help=f"some of {','.join(NAMES)}; default: all")
     add("--out", type=Path, default=Path("figures"), metavar="DIR", help="folder; default: figures")
     add("--against", choices=["rounds", "bytes", "seconds"], default="rounds", help="x axis of curves; default: rounds")
-    add("--reference", metavar="LABEL", help="default: local, else fedavg; of one method, the best setting")
+    default = "local, else fedavg; of settings of one method, the best"
+    add("--reference", metavar="LABEL", help=f"label or method to compare with; default: {default}")
     at = "round that figures are taken from; default: best_val if all runs have validation data, else last"
     add("--at", choices=["best_val", "last", "best_test_oracle"], help=at)
     options = parser.parse_args(arguments)

@@ -19,6 +19,7 @@ from made_runs import make_run
 from pflsim.analysis.comparison import compare
 from pflsim.analysis.groups import group_runs
 from pflsim.analysis.report import main
+from pflsim.analysis.report.axes import axis
 from pflsim.analysis.runs import read_run
 from pflsim.analysis.words import about, heading, varying
 from pflsim.records.environment import FORMAT
@@ -136,6 +137,7 @@ def test_named_clients_are_in_the_order_of_the_columns(tmp_path: Path) -> None:
     text, shown = words(page), page[page.index('id="gains"') : page.index('id="learning"')]
     assert "A column is a client, 3 in all" in text and "(Bern, Chur, Basel)" in text
     assert "Worse off than with Local: 1 of 3 clients with Ditto." in text
+    assert "All methods send the same: " in text and 'aria-label="accuracy against bytes' not in page
     assert len(re.findall(r'<circle cx="[\d.]+%" [^>]*class="loss"/>', shown)) == 1
 
 
@@ -264,6 +266,9 @@ def test_settings_environment_and_command(tmp_path: Path) -> None:
     assert "<dt>lr</dt><dd>0.25</dd>" in settings
     assert words(settings[settings.index("<dt>model</dt>") :]).startswith("model mlp hidden=[100] clients 2 ")
     assert "batch_size" not in settings  # as by default
+    clients = page[page.index('id="gains"') : page.index('id="settings"')]
+    rows = re.findall(r">(client \d)</text>.*?>([\d.]+)</text>", clients)
+    assert rows == [("client 0", "0.500"), ("client 1", "0.900")]
     assert "batch_size: 20" in page  # but in config.yaml
 
 
@@ -301,7 +306,8 @@ def test_pictures_are_in_the_page(tmp_path: Path) -> None:
     assert "in the order Universitätsklinik and Bern" in words(page) and ">Universit…</text>" in page
     near = Matrix("alpha/a", "Weights", *axes, np.array([[0.98, 0.02], [0, 1]], np.float32))
     write_matrices(tmp_path / "a", RoundMatrices(8, (near,)))
-    assert "clients take 99% from themselves" in words(report(tmp_path / "a"))
+    text = words(report(tmp_path / "a"))
+    assert "clients take 99% from themselves" in text and "others 0.01" not in text
     alike = Matrix("similarity", "Similarity", *axes, np.array([[1, 0.9], [0.899, 1]], np.float32))
     write_matrices(tmp_path / "a", RoundMatrices(9, (alike,)))
     shades = re.findall(r'class="pos" fill-opacity="([\d.]+)"', report(tmp_path / "a"))
@@ -377,6 +383,20 @@ def test_of_a_method_alone_the_first_sentence_has_the_best_setting(tmp_path: Pat
     runs = [read_run(folder) for folder in sorted(tmp_path.iterdir()) if folder.is_dir()]
     assert compare(group_runs(runs)).reference.label == "Ditto lr=1.0"
     assert "Of 3 settings of Ditto, lr=1.0 is the best by validation: mean accuracy 0.700." in found
+
+
+def test_a_setting_that_a_method_lacks_moves_no_mark(tmp_path: Path) -> None:
+    for number, (method, lr) in enumerate([*product(("ditto",), (1, 2, 3, 4)), *product(("fedavg",), (2, 3, 4))]):
+        make_run(tmp_path / f"{number}", [[(5, 10)] * 2], val=[[(number + 1, 10)] * 2], method=method, lr=float(lr))
+    page = report(*sorted(tmp_path.iterdir()))
+    sweep = page[page.index('id="sweep"') : page.index('id="cost"')]
+    panels = re.findall(r'<svg width="100%.*?</svg>', sweep, re.DOTALL)
+    places = [re.findall(r'<use href="#k-\w+" x="([\d.]+)%"', panel) for panel in panels]
+    assert [place for place in places if place] == [["18.0", "44.0", "70.0", "96.0"], ["44.0", "70.0", "96.0"]]
+
+
+def test_an_axis_of_values_above_0_has_no_tick_below() -> None:
+    assert min(axis([0.0, 0.0], 0.04, 2).ticks) == 0 > min(axis([-0.01, 0.0], 0.04, 2).ticks)
 
 
 def test_a_grid_has_a_cell_for_every_setting(grid: str) -> None:
