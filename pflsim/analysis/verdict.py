@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from pflsim.analysis.differences import ALPHA, Family, Level
 from pflsim.config.names import listed
@@ -70,57 +70,15 @@ def sentences(
     """
     if unlike:
         return [f"These runs cannot be compared: {'; '.join(unlike)}."]
-    reference, found = family.reference.label, [(d, d.mean) for d in family.differences if d.mean is not None]
-    if not found or reference not in means:
+    found = [d for d in family.differences if d.mean is not None]
+    if not found or family.reference.label not in means:
         return []
-    above, highest = ("above", "highest") if higher else ("below", "lowest")
-    (scale, decimals, unit), name = scale_of(metric), in_text(metric)
-    kind = "setting" if {d.group.method for d, _ in found} == {family.reference.method} else "method"
-
-    def size(difference: float) -> str:
-        return signed(scale * abs(difference), decimals).removeprefix("+")
-
-    def those(level: Level, better: bool) -> dict[str, str]:
-        own = {d.group.label: m for d, m in found if d.level == level and (m > 0) == (higher == better)}
-        return {label: size(m) for label, m in sorted(own.items(), key=lambda item: -abs(item[1]))}
-
-    seeds, pairs = max(len(d.by_seed) for d, _ in found), max(d.pairs for d, _ in found)
-    few, mean, said = family.least_p >= ALPHA, next(iter(means.values())), list[str]()
+    seeds, pairs = max(len(d.by_seed) for d in found), max(d.pairs for d in found)
+    few = family.least_p >= ALPHA
     if seeds == 1 or few:
-        top = [label for label, value in means.items() if value == mean]
-        gap = f", {size(mean - means[reference])}{unit} {above} {reference} ({rounded(means[reference])})"
-        lead = f"{_are(top, 'has', 'have')} the {highest} {name}: {rounded(mean)}{gap * (reference not in top)}."
-        said.append("With one seed, " * (seeds == 1) + lead)
+        said = ["With one seed, " * (seeds == 1) + _highest(means, family.reference.label, metric, higher)]
     else:
-        up, down = those("clear", True), those("clear", False)
-        first, than = next(iter(up), ""), f"clearly better than {reference} ({rounded(means[reference])})"
-        if len(up) > 1:
-            each = [f"{label} by {gap}{unit * (label == first)}" for label, gap in up.items()]
-            what = listed(each) if len(up) <= MAX_NAMES else f"{first} most, {up[first]}{unit} {above}"
-            said.append(f"{len(up)} of {len(found)} {kind}s are {than}: {what}.")
-        elif up:
-            only = "Only " * (len(found) > 1)
-            said.append(f"{only}{first} is {than}: {rounded(means[first])}, {up[first]}{unit} {above}.")
-        else:
-            said.append(f"No {kind} is {than}.")
-        if down:
-            said.append(f"{_are(down)} clearly worse than {reference}.")
-        for better, where in ((True, "ahead of"), (False, "behind")):
-            if labels := those("on these clients only", better):
-                vary = f"on these clients, but the {seeds} seeds vary too much to call it clear"
-                said.append(f"{_are(labels)} {where} {reference} {vary}.")
-        if len(tied) > 1:
-            apart = f"cannot be told apart from {tied[0]}, not even on these clients"
-            said.append(f"Which {kind} is best is open: {_are(tied[1:], '', '')}{apart}.")
-        elif (
-            tied
-            and tied[0] in up
-            and (second := [*means][1]) != reference
-            and means[second] != mean
-            and lead != "not clear"
-        ):
-            certain, where = ("clearly ", "") if lead == "clear" else ("", ", on these clients")
-            said.append(f"{tied[0]} is {certain}ahead of the next, {second}{where}.")
+        said = [*_of_levels(means, family, tied, metric, higher, lead)]
     if few:
         lowest = f"of {plural(family.tests, 'comparison')} is at least {family.least_p:.2g} over {pairs} {family.unit}"
         more = "" if family.same_clients else f", that is {-(-family.pairs_needed * seeds // pairs)} seeds"
@@ -131,6 +89,63 @@ def sentences(
     elif seeds == 2:
         said.append("The interval over two seeds is wide, 12.7 standard errors to each side; with three it is 4.3.")
     return said
+
+
+def _highest(means: dict[str, float], reference: str, metric: str, higher: bool) -> str:
+    """Return which methods have the best mean, without a claim."""
+    mean, name = next(iter(means.values())), in_text(metric)
+    top = [label for label, value in means.items() if value == mean]
+    gap = f", {_size(mean - means[reference], metric)} {_side(higher)} {reference} ({rounded(means[reference])})"
+    which = f"the {'highest' if higher else 'lowest'} {name}: {rounded(mean)}{gap * (reference not in top)}"
+    return f"{_are(top, 'has', 'have')} {which}."
+
+
+def _of_levels(
+    means: dict[str, float], family: Family, tied: Sequence[str], metric: str, higher: bool, lead: str
+) -> Iterator[str]:
+    """Yield which methods are clearly better or worse, ahead or behind on these clients only, and which is best."""
+    reference, found = family.reference.label, [(d, d.mean) for d in family.differences if d.mean is not None]
+    kind = "setting" if {d.group.method for d, _ in found} == {family.reference.method} else "method"
+
+    def those(level: Level, better: bool) -> dict[str, float]:
+        own = {d.group.label: m for d, m in found if d.level == level and (m > 0) == (higher == better)}
+        return dict(sorted(own.items(), key=lambda item: -abs(item[1])))
+
+    up, down = those("clear", True), those("clear", False)
+    first, than = next(iter(up), ""), f"clearly better than {reference} ({rounded(means[reference])})"
+    if len(up) > 1:
+        each = [f"{label} by {_size(gap, metric, unit=label == first)}" for label, gap in up.items()]
+        most = f"{first} most, {_size(up[first], metric)} {_side(higher)}"
+        yield f"{len(up)} of {len(found)} {kind}s are {than}: {listed(each) if len(up) <= MAX_NAMES else most}."
+    elif up:
+        gap = f"{_size(up[first], metric)} {_side(higher)}"
+        yield f"{'Only ' * (len(found) > 1)}{first} is {than}: {rounded(means[first])}, {gap}."
+    else:
+        yield f"No {kind} is {than}."
+    if down:
+        yield f"{_are(down)} clearly worse than {reference}."
+    seeds = max(len(d.by_seed) for d, _ in found)
+    for better, where in ((True, "ahead of"), (False, "behind")):
+        if labels := those("on these clients only", better):
+            vary = f"on these clients, but the {seeds} seeds vary too much to call it clear"
+            yield f"{_are(labels)} {where} {reference} {vary}."
+    if len(tied) > 1:
+        apart = f"cannot be told apart from {tied[0]}, not even on these clients"
+        yield f"Which {kind} is best is open: {_are(tied[1:], '', '')}{apart}."
+    elif tied and tied[0] in up and lead != "not clear":
+        (_, mean), (second, next_mean) = [*means.items()][:2]
+        certain, where = ("clearly ", "") if lead == "clear" else ("", ", on these clients")
+        if second != reference and next_mean != mean:
+            yield f"{tied[0]} is {certain}ahead of the next, {second}{where}."
+
+
+def _size(difference: float, metric: str, unit: bool = True) -> str:
+    scale, decimals, name = scale_of(metric)
+    return signed(scale * abs(difference), decimals).removeprefix("+") + name * unit
+
+
+def _side(higher: bool) -> str:
+    return "above" if higher else "below"
 
 
 def over_benchmarks(families: Sequence[tuple[Family, bool]]) -> str:
