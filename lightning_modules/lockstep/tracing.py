@@ -143,8 +143,11 @@ class _Objective(nn.Module):
         return terms
 
 
-def bind_state(module: ClientModule, values: dict[str, Tensor]) -> None:
-    """Make tensors the module's parameters and buffers without copying; anchors not among them are cleared."""
+def bind_state(module: ClientModule, values: dict[str, Tensor]) -> dict[str, nn.Parameter]:
+    """Make tensors the module's parameters and buffers without copying, and return all its parameters by name.
+
+    Anchors that are not among the tensors are cleared.
+    """
     module.clear_anchors()
     parameters = dict(module.named_parameters())
     for name, value in values.items():
@@ -157,6 +160,7 @@ def bind_state(module: ClientModule, values: dict[str, Tensor]) -> None:
                 submodule._buffers[key] = value
             else:  # of an anchor
                 submodule.register_buffer(key, value, persistent=False)
+    return parameters
 
 
 @contextmanager

@@ -325,9 +325,8 @@ class Stack:
     def _step_alone(self, at: int, row: int, batch: Batch) -> None:
         """Take the step of phase number `at` with one client."""
         phase, state = self.phases[at], self.memory.optimizers[at]
-        bind_state(self.module, {name: value[row] for name, value in self.values.items()})
-        parameters = {name: self.module.get_parameter(name) for name in self.trainable[at]}
-        self.module.zero_grad(set_to_none=True)
+        bound = bind_state(self.module, {name: value[row] for name, value in self.values.items()})
+        parameters = {name: bound[name] for name in self.trainable[at]}
         with self.module.autocast():
             terms = self.module.compute_gradients(batch, phase, list(parameters.values()))
         moved = {name: p.detach() for name, p in parameters.items() if p.grad is not None}
