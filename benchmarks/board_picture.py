@@ -43,7 +43,7 @@ def main() -> None:
         for axes, (name, own) in zip(panels, found.items(), strict=True):
             axes.set_title(TITLES.get(name, name), loc="left")
             axes.axvline(0, color=CONTEXT, linewidth=1, zorder=1)
-            axes.plot(0, order.index("local"), **mark_of(identity("local"), "clear", 8))
+            axes.plot(0, order.index("local"), **mark_of(identity("local"), "clear", 6))
             axes.grid(axis="x", color=GRID)
             for method in methods:
                 y, d, who = order.index(method), own[method], identity(method)
@@ -51,8 +51,8 @@ def main() -> None:
                 low, high = d.over_seeds
                 if low is not None and high is not None:
                     axes.plot([100 * low, 100 * high], [y, y], color=colour, linewidth=2, alpha=0.6)
-                axes.plot([100 * x for x in d.by_seed], [y] * len(d.by_seed), "|", color=colour, markersize=7)
-                axes.plot(100 * (d.mean or 0.0), y, **mark_of(who, d.level, 8))
+                axes.plot([100 * x for x in d.by_seed], [y] * len(d.by_seed), "|", color=colour, markersize=6)
+                axes.plot(100 * (d.mean or 0.0), y, **mark_of(who, d.level, 6))
         panels[0].set_yticks(range(len(order)), [identity(method).display for method in order])
         panels[0].set_ylim(len(order) - 0.4, -0.6)
         figure.supxlabel(

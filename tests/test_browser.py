@@ -214,8 +214,8 @@ def test_print_on_a4_cuts_nothing(browser: Browser, report: str) -> None:
         seen.page.emulate_media(media="print")
         beyond = "found => found.filter(x => x.getBoundingClientRect().right > innerWidth + 1).map(x => x.outerHTML)"
         assert seen.page.eval_on_selector_all("table, td, th, p, figure", beyond) == []
-        assert seen.page.locator("summary", has_text="More figures").is_visible()
-        assert seen.page.locator("[aria-label='More figures'] td").first.is_visible()
+        assert seen.page.locator("summary", has_text="More numbers").is_visible()
+        assert seen.page.locator("[aria-label='More numbers'] td").first.is_visible()
         assert seen.page.locator(".forest td.plot").first.bounding_box()["width"] >= 150  # type: ignore[index]
 
 

@@ -178,17 +178,20 @@ def draw_curves(comparison: Comparison, style: Style, against: Against = "rounds
 
 
 def _names_at_ends(axes: Axes, curves: Sequence[tuple[Group, np.ndarray]], size: float) -> None:
-    """Write names beside the last points of curves, at least a line apart."""
+    """Write names at the last points of curves: at least a line apart beside those that end together, else above."""
     low, high = axes.get_ylim()
     line = 1.05 * size * (high - low) * axes.figure.dpi / 72 / axes.get_window_extent().height
-    ends = sorted(((points[:, -1, 1].mean(), points[0, -1, 0], group) for group, points in curves), key=lambda e: e[0])
-    places = [ends[0][0]]
-    for y, *_ in ends[1:]:
-        places.append(max(y, places[-1] + line))
-    up = np.mean(places) - np.mean([y for y, *_ in ends])
-    for (_, x, group), place in zip(ends, places, strict=True):
-        looks = {"color": identity(group.method).light, "path_effects": _halo()}
-        _text(axes, group.label, (x, place - up), (4, 0), "left", **looks)
+    every = grouped((points[0, -1, 0], (points[:, -1, 1].mean(), group)) for group, points in curves)
+    for x, found in every.items():
+        ends = sorted(found, key=lambda end: end[0])
+        places = [ends[0][0]]
+        for y, _ in ends[1:]:
+            places.append(max(y, places[-1] + line))
+        up = np.mean(places) - np.mean([y for y, _ in ends])
+        move, side = ((0, 0.9 * size), "center") if len(ends) == 1 < len(every) else ((4, 0), "left")
+        for (_, group), place in zip(ends, places, strict=True):
+            looks = {"color": identity(group.method).light, "path_effects": _halo()}
+            _text(axes, group.label, (x, place - up), move, side, **looks)
 
 
 def draw_clients(comparison: Comparison, style: Style) -> Drawn:
@@ -214,7 +217,7 @@ def draw_clients(comparison: Comparison, style: Style) -> Drawn:
         axes.set_xticks([])
         ends = [plot.signed((100 if plot.unit else 1) * sign * end) for end in (np.nanmin(gain), np.nanmax(gain))]
         table.append((row.group.label, *map(str, (d.better, d.equal, d.worse)), *ends))
-    headers = ("method", "better", "equal", "worse", "greatest loss", "greatest gain")
+    headers = ("method", "better", "equal", "worse", "worst difference", "best difference")
     unit = ", in percentage points" * bool(plot.unit)
     note = f"{who.capitalize()}, compared with {plot.reference}; differences of single clients{unit}"
     marks = f"Dashes: {plot.reference}; filled marks: better, hollow: worse"
@@ -261,6 +264,9 @@ def draw_cost(comparison: Comparison, style: Style) -> Drawn:
     without = [none] * (not all(sizes.values()))
     axes.set_xticks([*without, *ticks], [*(["none"] * len(without)), *map(EngFormatter("B"), ticks)])
     axes.minorticks_off()
+    if without:  # this place is not on the scale
+        break_ = {"ha": "center", "va": "center", "transform": axes.get_xaxis_transform(), "color": CONTEXT}
+        axes.text(1.3 * none, 0, "//", **break_, bbox={"color": "white", "pad": 0.5})
     figure.draw_without_rendering()  # sets the scale of the axes, which the names need
     marks = [(row.group, at[row.group.label], row in worth) for row in dict.fromkeys([*worth, *rows])]
     _names_with_room(axes, marks, style.ticks, steps)

@@ -16,7 +16,7 @@ from pflsim.terminal.identity import Identity, identity
 CUT = 4
 """The axis leaves out methods that are worse by this multiple of what the better half of the methods needs."""
 REACH = 2
-"""The axis has the ends of intervals up to this multiple of the same."""
+"""The axis has the ends of intervals up to this multiple of the largest mean of the better half."""
 LEAST = 0.04
 """Least length of the axis: of an accuracy in its own unit, of other metrics as a part of the reference's value."""
 NOT_CLEAR = {"light": "#868d99", "dark": "#828a97"}
@@ -115,7 +115,8 @@ def axis_limits(
 ) -> tuple[float, float]:
     """Return the limits of the axis.
 
-    It has 0, and the means, seeds and intervals of the methods that are not far behind (`CUT`, `REACH`).
+    It has 0, the means and seeds of the methods that are not far behind (`CUT`), and the intervals of the better half
+    as far as `REACH`.
 
     Args:
         values: the mean and the seeds of each method, best first.
@@ -128,8 +129,9 @@ def axis_limits(
     need = max([least / 2, *(abs(x) for own in reach[: (len(reach) + 1) // 2] for x in own)])
     near = [own[0] >= -CUT * need for own in reach]
     shown = [0.0, *(x for own, holds in zip(reach, near, strict=True) if holds for x in own)]
-    ends = [sign * x for pair, holds in zip(intervals, near, strict=False) if holds for x in pair if x is not None]
-    shown += [min(max(x, -REACH * need), REACH * need) for x in ends]
+    ends = [sign * x for pair in intervals[: (len(reach) + 1) // 2] for x in pair if x is not None]
+    most = REACH * max([least / 2, *(abs(own[0]) for own in reach[: (len(reach) + 1) // 2])])
+    shown += [min(max(x, -most), most) for x in ends]
     low, high = min(shown), max(shown)
     more = max(0.05 * (high - low), (least - (high - low)) / 2)
     return (low - more, high + more) if higher else (-high - more, more - low)

@@ -108,8 +108,8 @@ class Answer:
     def sentences(self) -> list[str]:
         """What the differences show, and for how many clients each method is worse than training alone."""
         (first, *others), seeds, each = self.ahead, len(self.whole.groups[0].runs), self.whole.families[0]
-        behind = f"Best mean: {first}. Not clearly behind it: {listed(others)}."
-        said = [behind if others else f"Ahead: {first}."] + ["With one seed, no difference is clear."] * (seeds == 1)
+        behind = f", but {listed(others)} {'is' if len(others) == 1 else 'are'} not clearly behind" if others else ""
+        said = [f"Ahead: {first}{behind}."] + ["With one seed, no difference is clear."] * (seeds == 1)
         for d in self.between.differences:
             ahead = f"is ahead of {shown(d.group)} by {self.gap(d)}: {d.level}"
             said.append(f"{shown(self.between.reference)} {ahead if d.mean else f'equals {shown(d.group)}'}.")
@@ -135,7 +135,7 @@ class Answer:
         several = len(self.ahead) > 1 and len(self.whole.groups[0].runs) > 1
         first = next(name for name in NEXT if name in self.ahead[: None if several else 1])
         methods, what = NEXT[first]
-        start = f"Start with the simplest of them, {first}. " * several
+        start = f"The simplest of these is {first}: start with it. " * several
         return f"{start}Compare it with methods {what}:", methods.split(",")
 
 
@@ -163,7 +163,7 @@ def unlikeness(dataset: Dataset, partition: Partition, trace: Path) -> list[tupl
         x, groups = x[np.argsort(cells)], np.unique(cells, return_counts=True)[1].tolist()
         found = [("labels", label_distance, y, sizes, DISTANCE)]
     if dataset.kind != "token sequences":
-        found.append(("inputs" + " of equal labels" * classes, variance_between, x.reshape(len(x), -1), groups, SHARE))
+        found.append(("inputs" + " within a class" * classes, variance_between, x.reshape(len(x), -1), groups, SHARE))
     said = [(what, f(v, k), f"{text}; {f(rng.permutation(v), k):.2f} by chance") for what, f, v, k, text in found]
     return [*said, ("updates", update_cosine(trace), COSINE)]
 

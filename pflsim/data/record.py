@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ ENCODER = "encoder.joblib"
 """Maps the rows of a table or texts to inputs."""
 LONGEST = 24
 """Characters of a client's name in a figure; the rest is cut off."""
-COLOURS: Mapping[Split, str] = {"train": "#3b6ea8", "val": "#f0b64c", "test": "#a0b4c8"}
+COLOURS: Mapping[Split, str] = {"train": "#2f6db8", "val": "#7da9de", "test": "#c3cbd6"}
 
 
 def write_partition(
@@ -164,7 +165,7 @@ def partition_figure(
     bottom = 0.5 + 0.07 * max(map(len, names), default=0)
     height += bottom - 0.5
     figure = Figure(figsize=(width, height))
-    margins = {"left": 0.75 / width, "right": 1 - 0.65 / width, "bottom": bottom / height, "top": 1 - 0.3 / height}
+    margins = {"left": 0.75 / width, "right": 1 - 0.65 / width, "bottom": bottom / height, "top": 1 - 0.45 / height}
     heights = (1, *([0.1] if groups else []), 1.2 + classes / 14)
     widths, gaps = (60, 1), {"hspace": 0.08, "wspace": 0.04}
     grid = figure.add_gridspec(len(heights), 2, height_ratios=heights, width_ratios=widths, **gaps, **margins)
@@ -176,7 +177,7 @@ def partition_figure(
     _draw_tiles(figure, tiles, figure.add_subplot(grid[-1, 1]), counts["train"] + counts["val"])
     if names:
         tiles.set_xticks(range(clients), names, rotation=90, fontsize=7)
-    bars.set_title(title, fontsize=10)
+    bars.set_title(textwrap.fill(title, round(13 * width)), fontsize=9, loc="left")
     return figure
 
 
@@ -222,6 +223,7 @@ def _draw_tiles(figure: Any, axes: Any, bar_axes: Any, held: np.ndarray) -> None
     for axis, size in ((axes.xaxis, clients), (axes.yaxis, classes)):
         axis.set_major_locator(MaxNLocator(min(size, 20), integer=True))
     axes.set_xlim(-0.5, clients - 0.5)
+    axes.spines[:].set_visible(False)
     if clients <= 60:
         axes.vlines(np.arange(1, clients) - 0.5, -0.5, classes - 0.5, color="#d8dee4", linewidth=0.6)
     if classes <= 30:
@@ -230,4 +232,6 @@ def _draw_tiles(figure: Any, axes: Any, bar_axes: Any, held: np.ndarray) -> None
         for client, c in np.argwhere(held > 0):
             colour = "white" if held[client, c] > top**0.6 else "black"
             axes.text(client, c, str(held[client, c]), ha="center", va="center", fontsize=7, color=colour)
-    figure.colorbar(image, cax=bar_axes, format="%d").minorticks_off()
+        bar_axes.set_axis_off()
+    else:
+        figure.colorbar(image, cax=bar_axes, format="%d").minorticks_off()

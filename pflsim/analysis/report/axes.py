@@ -53,7 +53,7 @@ def axis(values: Iterable[float], least: float = 0.0, count: int = 4, pad: float
     Args:
         values: finite numbers; without any, 0 and 1. There is no tick below 0 if no value is.
         least: the least length.
-        count: about how many ticks.
+        count: about how many ticks, at least two.
         pad: what is added at each end, as a share of the length.
     """
     found = [*values] or [0.0, 1.0]
@@ -65,6 +65,8 @@ def axis(values: Iterable[float], least: float = 0.0, count: int = 4, pad: float
     step = min((s * p for s in STEPS for p in (power, 10 * power)), key=lambda step: abs(math.log(step / rough)))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     first = max(first, 0) if min(found) >= 0 else first
+    if last <= first and count < 8:
+        return axis(found, least, count + 1, pad)
     return Axis(low, high, tuple(round(n * step, 12) for n in range(first, last + 1)))
 
 

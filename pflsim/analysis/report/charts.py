@@ -14,6 +14,8 @@ from pflsim.analysis.curves import of_test
 from pflsim.analysis.differences import values_of
 from pflsim.analysis.report.axes import Axis, axis, log_axis
 from pflsim.analysis.report.forest import Benchmark, Line
+from pflsim.config.names import listed
+from pflsim.records.evaluation import grouped
 
 MAX_COLUMNS = 60
 """With more clients, a column is the mean of neighbours in the order, and the data are drawn as histograms."""
@@ -107,14 +109,15 @@ class Cost:
         x: the axis of bytes; None: no group sends any.
         y: the axis of the metric.
         height: of the chart in pixels.
-        points: group, place in percent and pixels, and place and anchor of its label if there is room for one.
+        points: group, place in percent and pixels, place and anchor of its label if there is room for one, and the
+            label: the names of all groups whose marks cover each other, "" except for the first of them.
         front: the groups that are the best for their bytes, in ascending order of bytes.
     """
 
     x: Axis | None
     y: Axis
     height: int
-    points: list[tuple[Line, float, float, Label | None]]
+    points: list[tuple[Line, float, float, Label | None, str]]
     front: list[Line]
 
     def at(self, count: float) -> float:
@@ -138,8 +141,18 @@ def cost(benchmark: Benchmark) -> Cost:
         at = where[other][0]
         taken += [(at, at, level) for level in np.linspace(where[one][1], where[other][1], 20)]
     first = dict.fromkeys([*front, *sorted(sent, key=lambda line: line.who.family != "reference")])
-    points = [(line, *where[line], _free(line.label, *where[line], line in front, taken)) for line in first]
+    points = []
+    for alike in grouped((_near(where, line), line) for line in first).values():
+        names = listed([line.label for line in alike])
+        label = _free(names, *where[alike[0]], alike[0] in front, taken)
+        points += [(line, *where[line], label, names * (line is alike[0])) for line in alike]
     return Cost(x, y, height, points[::-1], front)
+
+
+def _near(where: dict[Line, tuple[float, float]], line: Line) -> Line:
+    """Return the first group whose mark covers that of a group."""
+    x, y = where[line]
+    return next(each for each, (at, level) in where.items() if abs(at - x) < 1 and abs(level - y) < 8)
 
 
 def _place(x: Axis | None, count: float) -> float:

@@ -29,6 +29,8 @@ from pflsim.records.history import METRICS
 from pflsim.terminal.formats import plural
 from pflsim.terminal.identity import identity
 
+ALWAYS = ("clients", "rounds", "lr", "batch_size", "local_epochs", "local_steps")
+
 
 def undisturbed(runs: Iterable[Run]) -> bool:
     """Return whether no two runs overlap in time, judged by their length and the age of their files."""
@@ -38,9 +40,10 @@ def undisturbed(runs: Iterable[Run]) -> bool:
 
 
 def settings_table(groups: Sequence[Group]) -> list[tuple[str, list[str], bool]]:
-    """Return (key, each group's value, whether they differ) for components, their settings, and non-default settings.
+    """Return (key, each group's value, whether they differ) for components, their settings, and `ALWAYS`.
 
-    Settings that differ come first, then the components, then the others.
+    Other settings are left out if all groups have the default. Settings that differ come first, then the components,
+    then the others.
     """
     default = {**dotted({k: v for k, v in asdict(Settings()).items() if k not in COMPONENTS}), "local_epochs": 1}
     each = [run_settings(group.runs[0]) for group in groups]
@@ -48,7 +51,7 @@ def settings_table(groups: Sequence[Group]) -> list[tuple[str, list[str], bool]]
     for key in dict.fromkeys(key for found in each for key in found):
         values = [written(found[key]) if found.get(key) not in (None, []) else "" for found in each]
         differ = len(set(values)) > 1
-        own = key.partition(".")[0] in COMPONENTS
+        own = key.partition(".")[0] in COMPONENTS or key in ALWAYS
         if any(values) and "_target_" not in key and (differ or own or values[0] != written(default.get(key))):
             rows.append((key, values, differ))
     return sorted(rows, key=lambda line: (not line[2], line[0] not in COMPONENTS))
@@ -111,6 +114,11 @@ def warnings(runs: Iterable[Run]) -> list[str]:
         of = f" (the numbers are those of {identity(first.method).display}, seed {first.seed})" * (len(texts) > 1)
         said.append(f"{whose}: {text}{of}")
     return said
+
+
+def warned(runs: Iterable[Run]) -> set[str]:
+    """Return the methods of runs with warnings."""
+    return {run.method for run in runs if run.summary.get("warnings") or any(_diverged(run))}
 
 
 def _diverged(run: Run) -> Iterator[str]:

@@ -81,7 +81,7 @@ def answer(benchmark: Benchmark) -> tuple[str, str]:
         best, by = grid.cells[0].row, "by validation" if comparison.choice == "best_val" else "on test data"
         values = " and ".join(f"{key}={written(v)}" for key, v in best.group.settings.items())
         lead = f"Of {len(grid.cells)} settings of {identity(best.group.method).display}, {values} is the best {by}"
-        said = [f"{lead}: mean {name} {rounded(best.figures['mean'].mean)}.", *said]
+        said = [f"{lead}: its mean test {name} is {rounded(best.figures['mean'].mean)}.", *said]
     elif not said:
         mean, worst = (rounded(line.row.figures[figure].mean) for figure in ("mean", "worst_decile"))
         said = [f"{line.label} has a mean {name} of {mean}.", f"Worst decile: {worst}."]

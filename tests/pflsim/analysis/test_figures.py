@@ -141,7 +141,7 @@ def test_methods_at_one_place_have_one_name_and_clients_of_all_seeds_one_column(
         found.append(read_run(folder))
     drawn = all_figures([compare(group_runs(found))], only=["cost", "clients"])
     texts = [text.get_text() for text in drawn["cost"][0].axes[0].texts]
-    assert sorted(texts) == ["FedAvg and FedBN", "Local"]
+    assert sorted(texts) == ["//", "FedAvg and FedBN", "Local"]
     assert len(drawn["clients"][0].axes[0].lines[0].get_xdata()) == 3
     low, high = drawn["cost"][0].axes[0].get_ylim()
     assert high - low == pytest.approx(0.1), "differences of nothing are not drawn large"

@@ -84,12 +84,14 @@ def test_the_axis_leaves_out_what_is_far_behind() -> None:
 @pytest.mark.parametrize("higher", [True, False])
 def test_the_axis_has_intervals_up_to_twice_the_better_half(higher: bool) -> None:
     sign = 1 if higher else -1
-    values = [(sign * mean,) for mean in (4.0, 3.0, -90.0)]
+    values = [(sign * mean, sign * 5.0) for mean in (4.0, 3.0, -90.0)]
     wide, wider, beyond = ((sign * -6.0, sign * 14.0), (sign * -50.0, sign * 56.0), (-95.0, 95.0))
     low, high = sorted(sign * end for end in axis_limits(values, higher, 1.0, [(None, None), wide, beyond]))
-    assert -7 < low < -6 and 8 < high < 9, "the means reach 4, so intervals reach 8"
+    assert -7 < low < -6 and 8 < high < 9, "the means reach 4, so intervals reach 8, whatever the seeds"
     low, high = sorted(sign * end for end in axis_limits(values, higher, 1.0, [wider, wider, beyond]))
     assert -9 < low < -8 and 8 < high < 9
+    low, high = sorted(sign * end for end in axis_limits(values[:2], higher, 1.0, [(None, None), wide]))
+    assert -1 < low <= 0 and 5 < high < 6, "of the better half only"
 
 
 def test_the_page_has_the_axis_of_the_terminal(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from pflsim.types import Axis, Matrix
 
 TESTS = 20
 """Test examples of every client."""
-ALL, MORE = 'aria-label="All figures"', 'aria-label="More figures"'
+ALL, MORE = 'aria-label="All numbers"', 'aria-label="More numbers"'
 CLIENTS = 20
 """So that the worst tenth are two."""
 
@@ -95,7 +95,7 @@ def test_headline_figures(page: str) -> None:
         assert more[2] == "2, 3"
         spreads = [[f[n] for f in figures] for n in (0, 2)]
         assert row(page, label, ALL)[1:3] == [f"{statistics.fmean(f):.3f} ± {statistics.stdev(f):.3f}" for f in spreads]
-    assert row(page, "FedAvg", MORE)[1] == "global, as received from the server"
+    assert row(page, "FedAvg", MORE)[1] == "global, received"
     assert "oracle" not in words(page[page.index('id="answer"') : page.index("Other rounds")])
     assert "(oracle)" in words(page)
     # 20 clients, 2 rounds of seed 0 and 3 of seed 1: 2.5 rounds on the mean; 4 rounds in all
@@ -244,6 +244,7 @@ def test_a_warning_of_several_seeds_is_one_below_the_plot(tmp_path: Path) -> Non
     assert words(page).count("ce is") == 1
     assert "FedBN, seeds 0,1: ce is 0.5 (the numbers are those of FedBN, seed 0)." in words(page)
     assert page.index('"forest') < page.index("shares all")
+    assert re.findall(r"<span>(\w+)</span> \*</th>", page) == ["FedBN", "Local"], "a note below is about these rows"
 
 
 def test_settings_environment_and_command(tmp_path: Path) -> None:
@@ -265,11 +266,11 @@ def test_settings_environment_and_command(tmp_path: Path) -> None:
     settings = page[page.index('id="settings"') : page.index("<details", page.index('id="settings"'))]
     assert "<dt>lr</dt><dd>0.25</dd>" in settings
     assert words(settings[settings.index("<dt>model</dt>") :]).startswith("model mlp hidden=[100] clients 2 ")
-    assert "batch_size" not in settings  # as by default
+    assert "momentum" not in settings  # as by default
     clients = page[page.index('id="gains"') : page.index('id="settings"')]
     rows = re.findall(r">(client \d)</text>.*?>([\d.]+)</text>", clients)
     assert rows == [("client 0", "0.500"), ("client 1", "0.900")]
-    assert "batch_size: 20" in page  # but in config.yaml
+    assert "momentum: 0.0" in page  # but in config.yaml
 
 
 def test_what_users_wrote_is_escaped(tmp_path: Path) -> None:
@@ -315,17 +316,18 @@ def test_pictures_are_in_the_page(tmp_path: Path) -> None:
 
 
 def test_every_method_in_the_chart_of_costs_has_a_name(tmp_path: Path) -> None:
-    """All marks are in one place, so that most labels have no room."""
+    """Marks that cover each other have one label; of marks that stand close, some labels have no room."""
     methods = ("local", "fedrep", "ditto", "ifca", "apfl", "moon", "fedprox", "fedavg")
-    for method in methods:
-        sent = {"up": 0, "down": 0} if method == "local" else {}
-        make_run(tmp_path / method, [[(5, 10), (9, 10)]], method=method, **sent)
+    for number, method in enumerate(methods):
+        sent = 0 if method == "local" else 30 + min(number, 6)
+        make_run(tmp_path / method, [[(5, 10), (9, 10)]], method=method, up=sent, down=sent)
     page = report(tmp_path)
     cost = page[page.index('id="cost"') : page.index('id="settings"')]
     labels = re.findall(r'class="label \w+">([^<]+)<', cost)
-    listed = re.findall(r'<span class="m m\d+( phone)?"[^>]*>.*?</svg>([^<(]+) \(60 B, ', cost)
+    listed = re.findall(r'<span class="m m\d+( phone)?"[^>]*>.*?</svg>([^<(]+) \(\d+ B, ', cost)
     others = [name for phone, name in listed if not phone]
-    assert {"Local", "FedAvg"} <= {*labels} and others
+    assert "Local" in labels and others and any(" and " in label for label in labels)
+    labels = [name for label in labels for name in re.split(", | and ", label)]
     assert sorted([*labels, *others]) == sorted(identity(method).display for method in methods)
     assert {name for _, name in listed} == {*labels, *others} - {"Local"}, "on a phone only the line has names"
 
@@ -382,7 +384,7 @@ def test_of_a_method_alone_the_first_sentence_has_the_best_setting(tmp_path: Pat
     assert [float(x) for x in ticks] == pytest.approx(places, abs=0.01)
     runs = [read_run(folder) for folder in sorted(tmp_path.iterdir()) if folder.is_dir()]
     assert compare(group_runs(runs)).reference.label == "Ditto lr=1.0"
-    assert "Of 3 settings of Ditto, lr=1.0 is the best by validation: mean accuracy 0.700." in found
+    assert "Of 3 settings of Ditto, lr=1.0 is the best by validation: its mean test accuracy is 0.700." in found
 
 
 def test_a_setting_that_a_method_lacks_moves_no_mark(tmp_path: Path) -> None:
@@ -396,6 +398,7 @@ def test_a_setting_that_a_method_lacks_moves_no_mark(tmp_path: Path) -> None:
 
 
 def test_an_axis_of_values_above_0_has_no_tick_below() -> None:
+    assert len(axis([0.63, 0.77], 0.04, 2, 0.1).ticks) > 1
     assert min(axis([0.0, 0.0], 0.04, 2).ticks) == 0 > min(axis([-0.01, 0.0], 0.04, 2).ticks)
 
 
