@@ -54,9 +54,9 @@ def draw_forest(comparison: Comparison, style: Style) -> Drawn:
         inside = low <= mean <= high
         face = "white" if row.level == "on these clients only" and not inside else colour
         ends = (first, last) if inside else (mean, mean)
-        for beyond, edge, arrow in ((ends[0] < low, low, "<"), (ends[1] > high, high, ">")):
+        for beyond, edge, arrow in ((ends[0] < low, low, 4), (ends[1] > high, high, 5)):
             if beyond:
-                axes.plot(edge, y, arrow, color=colour, markerfacecolor=face, markersize=3, clip_on=False)
+                axes.plot(edge, y, marker=arrow, color=colour, markerfacecolor=face, markersize=3)  # the tip is there
         if inside:
             line = {"color": colour, "linewidth": 1.3, "alpha": 0.7, "solid_capstyle": "butt"}  # a cap may cross 0
             axes.plot(np.clip([first, last], low, high), [y, y], **line)
@@ -109,7 +109,7 @@ def _panels(comparison: Comparison, style: Style, rows: Sequence[Row], x_label: 
     found = [*figure.subplots(down, along, sharex=True, sharey=True, squeeze=False).flat]
     for number, (axes, row) in enumerate(zip(found, rows, strict=False)):
         axes.set_title(row.group.label, loc="left")
-        axes.tick_params(labelbottom=number + along >= len(rows))
+        axes.tick_params(labelbottom=number + along >= len(rows), bottom=number + along >= len(rows))
         axes.grid(axis="y", color=GRID)
         axes.set_axisbelow(True)
     for axes in found[len(rows) :]:
@@ -158,8 +158,8 @@ def draw_curves(comparison: Comparison, style: Style, against: Against = "rounds
                 draw(axes, other, "-" if other.group.method == "local" else "--", CONTEXT)
             draw(axes, row)
         for other in behind:
-            end, move = points[other.group.label][:, -1].mean(0), (0, -0.8 * style.ticks)
-            looks = {"color": CONTEXT, "fontsize": style.ticks, "path_effects": _halo()}
+            end, move = points[other.group.label][:, -1].mean(0), (0, -1.1 * style.ticks)
+            looks = {"color": CONTEXT, "fontsize": style.ticks}
             _text(panels[0], other.group.label, end, move, "right", **looks)
     figure.axes[0].xaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=1))  # the panels share it
     if against == "bytes":

@@ -102,7 +102,7 @@ class Answer:
     def pays(self) -> str:
         """Whether personal models, or one for each group, are ahead of one model and of training alone."""
         personal = {name in ("personal", "in groups") for name in self.ahead}
-        return "No clear gain" if len(personal) > 1 else "Yes" if True in personal else "No"
+        return "No clear gain" if len(personal) > 1 else f"Yes, {listed(self.ahead)}" if True in personal else "No"
 
     @property
     def sentences(self) -> list[str]:

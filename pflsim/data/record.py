@@ -217,7 +217,7 @@ def _draw_tiles(figure: Any, axes: Any, bar_axes: Any, held: np.ndarray) -> None
     shown = np.ma.masked_equal(held.T, 0)
     norm = LogNorm(0.5, top)
     blues = LinearSegmentedColormap.from_list("blues", ["#2f6db833", "#2f6db8"])  # more opaque: also for dark pages
-    image = axes.imshow(shown, aspect="auto", origin="lower", cmap=blues, norm=norm, interpolation="none")
+    image = axes.imshow(shown, aspect="auto", cmap=blues, norm=norm, interpolation="none")
     axes.set_xlabel("client")
     axes.set_ylabel("class (train + val)")
     for axis, size in ((axes.xaxis, clients), (axes.yaxis, classes)):

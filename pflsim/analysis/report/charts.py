@@ -21,6 +21,8 @@ MAX_COLUMNS = 60
 """With more clients, a column is the mean of neighbours in the order, and the data are drawn as histograms."""
 MAX_POINTS = 60
 """Longer curves are thinned out to this number of points."""
+NARROW = 2.0
+"""How much more of a chart's width a letter takes on a phone."""
 Label = tuple[float, float, str]
 
 
@@ -109,15 +111,16 @@ class Cost:
         x: the axis of bytes; None: no group sends any.
         y: the axis of the metric.
         height: of the chart in pixels.
-        points: group, place in percent and pixels, place and anchor of its label if there is room for one, and the
-            label: the names of all groups whose marks cover each other, "" except for the first of them.
+        points: group, place in percent and pixels, place and anchor of its label on a screen and on a phone if there
+            is room for one, and the label: the names of all groups whose marks cover each other, "" except for the
+            first of them.
         front: the groups that are the best for their bytes, in ascending order of bytes.
     """
 
     x: Axis | None
     y: Axis
     height: int
-    points: list[tuple[Line, float, float, Label | None, str]]
+    points: list[tuple[Line, float, float, tuple[Label | None, Label | None], str]]
     front: list[Line]
 
     def at(self, count: float) -> float:
@@ -136,16 +139,16 @@ def cost(benchmark: Benchmark) -> Cost:
     where = {line: (_place(x, sent[line]), y.up(means[line], height)) for line in sent}
     ends = [*(where[line][0] for line in front[1:]), 100.0]
     taken = [(where[line][0], end, where[line][1]) for line, end in zip(front, ends, strict=True)]
-    taken += [(at - 0.6, at + 0.6, level) for at, level in where.values()]
     for one, other in pairwise(front):  # the steps of the line
         at = where[other][0]
         taken += [(at, at, level) for level in np.linspace(where[one][1], where[other][1], 20)]
+    wide, narrow = ([*taken, *((at - r, at + r, level) for at, level in where.values())] for r in (0.6, 0.6 * NARROW))
     first = dict.fromkeys([*front, *sorted(sent, key=lambda line: line.who.family != "reference")])
     points = []
     for alike in grouped((_near(where, line), line) for line in first).values():
-        names = listed([line.label for line in alike])
-        label = _free(names, *where[alike[0]], alike[0] in front, taken)
-        points += [(line, *where[line], label, names * (line is alike[0])) for line in alike]
+        names, place = listed([line.label for line in alike]), (*where[alike[0]], alike[0] in front)
+        labels = _free(names, *place, wide), _free(names, *place, narrow, NARROW)
+        points += [(line, *where[line], labels, names * (line is alike[0])) for line in alike]
     return Cost(x, y, height, points[::-1], front)
 
 
@@ -159,15 +162,25 @@ def _place(x: Axis | None, count: float) -> float:
     return round(16 + 0.84 * x.at(count), 2) if x and count else 9.0
 
 
-def _free(label: str, x: float, y: float, front: bool, taken: list[tuple[float, float, float]]) -> Label | None:
-    """Return place and anchor of a label that hits no mark and no other label; None if there is none."""
-    width = 0.72 * len(label)
+def _free(
+    label: str, x: float, y: float, front: bool, taken: list[tuple[float, float, float]], scale: float = 1.0
+) -> Label | None:
+    """Return place and anchor of a label that hits no mark and no other label; None if there is none.
+
+    A letter takes 0.72 percent of the chart's width, times `scale`.
+    """
+    width = 0.72 * scale * len(label)
     centre = "start" if x < 12 else "middle"  # not into the numbers of the axis
-    sides = ((x + 0.9, y + 4, "start"), (x - 0.9, y + 4, "end"), (x, y - 10, centre), (x, y + 19, centre))
+    sides = (
+        (x + 0.9 * scale, y + 4, "start"),
+        (x - 0.9 * scale, y + 4, "end"),
+        (x, y - 10, centre),
+        (x, y + 19, centre),
+    )
     for at, level, anchor in sides[2:] * front + sides:
-        left = at - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
-        clear = all(left > end or left + width < start or abs(level - 4 - y) > 11 for start, end, y in taken)
-        if clear and left > 0 and left + width < 100:
-            taken.append((left, left + width, level - 4))
+        begin = at - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
+        clear = all(begin > end or begin + width < start or abs(level - 4 - y) > 11 for start, end, y in taken)
+        if clear and begin > 0 and begin + width < 100:
+            taken.append((begin, begin + width, level - 4))
             return round(at, 2), level, anchor
     return None

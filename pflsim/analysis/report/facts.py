@@ -117,8 +117,10 @@ def warnings(runs: Iterable[Run]) -> list[str]:
 
 
 def warned(runs: Iterable[Run]) -> set[str]:
-    """Return the methods of runs with warnings."""
-    return {run.method for run in runs if run.summary.get("warnings") or any(_diverged(run))}
+    """Return the methods of runs with warnings; none if all methods have some."""
+    methods = {run.method for run in runs}
+    found = {run.method for run in runs if run.summary.get("warnings") or any(_diverged(run))}
+    return found if found < methods else set()
 
 
 def _diverged(run: Run) -> Iterator[str]:

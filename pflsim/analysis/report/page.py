@@ -27,7 +27,7 @@ from pflsim.errors import SettingsError
 from pflsim.records.folder import LOG
 from pflsim.records.history import METRICS
 from pflsim.records.summary import who_is_evaluated
-from pflsim.terminal.formats import CHOSEN, NONE, WHEN, format_bytes, format_seconds, in_text, plural
+from pflsim.terminal.formats import CHOSEN, NONE, format_bytes, format_seconds, in_text, plural
 from pflsim.terminal.identity import FAMILIES, Identity, identity
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def environment(who: Sequence[Identity]) -> Environment:
     env.filters["cut"] = lambda name, most: name if len(name) <= most else f"{name[: most - 1]}…"
     env.filters["yaml"] = partial(safe_dump, sort_keys=False, allow_unicode=True)
     env.globals |= {"charts": charts, "facts": facts, "structure": structure, "answer": answer, "scale": scale_of}
-    env.globals |= {"WHEN": WHEN, "CHOSEN": CHOSEN, "STATS": STATS, "evaluated": who_is_evaluated, "row_of": row}
+    env.globals |= {"CHOSEN": CHOSEN, "STATS": STATS, "evaluated": who_is_evaluated, "row_of": row}
     env.globals |= {"FAMILIES": FAMILIES, "who_all": who, "m": lambda one: f"m{who.index(one)}", "axis": axis}
     env.globals |= {"who_is": identity, "untrained": untrained}
     return env

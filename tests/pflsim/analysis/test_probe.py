@@ -56,7 +56,7 @@ def test_differences_and_the_clients_that_lose(tmp_path: Path) -> None:
     found = answer(tmp_path, EQUAL | {"fedavg": 0.6, "ifca": 0.8})
     by_method = {g.method: np.concatenate([r.counts(1)["accuracy"] for r in g.runs]) for g in found.whole.groups}
     text, gap = " ".join(found.sentences), 100 * np.mean(by_method["ifca"] - by_method["fedavg"])
-    assert found.ahead == ["in groups"] and found.pays == "Yes"
+    assert found.ahead == ["in groups"] and found.pays == "Yes, in groups"
     assert f"IFCA (in groups) is ahead of FedAvg (together) by {gap:.1f} points" in text
     lose = np.sum(by_method["ditto"] < by_method["local"])
     assert f"FedAvg (together) for 16, Ditto (personal) for {lose}, " in text and "of 16 clients of all seeds." in text
@@ -64,7 +64,7 @@ def test_differences_and_the_clients_that_lose(tmp_path: Path) -> None:
     html = probe.page(
         found, unlike=[("labels", 0.5, "a < b")], chosen={"ifca": "ifca-1"}, trials={"ifca-1": "x y"}, **said
     )
-    assert "Does personalisation pay here? Yes." in html and "a &lt; b" in html and "data=&lt;x&gt;" in html
+    assert "Does personalisation pay here? Yes, in groups." in html and "a &lt; b" in html and "data=&lt;x&gt;" in html
     assert "{ --l: #ba5909; --d: #ff964f; }" in html and "<code>y</code>" in html and "in groups: IFCA" in html
 
 
