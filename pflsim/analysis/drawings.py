@@ -181,15 +181,16 @@ def _names_at_ends(axes: Axes, curves: Sequence[tuple[Group, np.ndarray]], size:
     """Write names at the last points of curves: at least a line apart beside those that end together, else above."""
     low, high = axes.get_ylim()
     line = 1.05 * size * (high - low) * axes.figure.dpi / 72 / axes.get_window_extent().height
-    every = grouped((points[0, -1, 0], (points[:, -1, 1].mean(), group)) for group, points in curves)
-    for x, found in every.items():
-        ends = sorted(found, key=lambda end: end[0])
+    found = [(points[:, -1, 1].mean(), points[0, -1, 0], group) for group, points in curves]
+    longest = max(x for _, x, _ in found) or 1.0
+    every = grouped((round(10 * end[1] / longest), end) for end in sorted(found, key=lambda end: end[0]))
+    for ends in every.values():
         places = [ends[0][0]]
-        for y, _ in ends[1:]:
+        for y, *_ in ends[1:]:
             places.append(max(y, places[-1] + line))
-        up = np.mean(places) - np.mean([y for y, _ in ends])
+        up = np.mean(places) - np.mean([y for y, *_ in ends])
         move, side = ((0, 0.9 * size), "center") if len(ends) == 1 < len(every) else ((4, 0), "left")
-        for (_, group), place in zip(ends, places, strict=True):
+        for (_, x, group), place in zip(ends, places, strict=True):
             looks = {"color": identity(group.method).light, "path_effects": _halo()}
             _text(axes, group.label, (x, place - up), move, side, **looks)
 

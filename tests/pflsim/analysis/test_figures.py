@@ -176,14 +176,16 @@ def test_curves_have_a_panel_each_or_names_at_their_ends(comparison: Comparison,
     rates = [made(tmp_path / f"lr{n}", [[(n, 9)]] * 3, lr=0.1 * (n + 1)) for n in range(7)]
     (figure, _) = all_figures([compare(group_runs(rates))], only=["curves"])["curves"]
     assert len([axes for axes in figure.axes if axes.axison]) == 7, "FedAvg with seven learning rates"
-    few = [made(tmp_path / m, [[(right, 9)]] * 3, method=m) for m, right in (("local", 5), ("apfl", 5), ("ditto", 8))]
-    (figure, _) = all_figures([compare(group_runs(few))], only=["curves"])["curves"]
-    (axes,) = figure.axes
-    names = {text.get_text(): text.xyann[1] for text in axes.texts}  # type: ignore[attr-defined]
-    assert {*names} == {"Local", "APFL", "Ditto"}
-    figure.savefig(tmp_path / "x.png")
-    boxes = [text.get_window_extent() for text in axes.texts]
-    assert not any(a.overlaps(b) for n, a in enumerate(boxes) for b in boxes[:n])
+    sent = {"local": (5, 0), "apfl": (5, 1000), "ditto": (8, 1000)}
+    few = [made(tmp_path / m, [[(n, 9)]] * 3, method=m, up=size, down=size) for m, (n, size) in sent.items()]
+    for against, above in (("rounds", set[str]()), ("bytes", {"Local"})):
+        (figure, _) = all_figures([compare(group_runs(few))], only=["curves"], against=against)["curves"]
+        (axes,) = figure.axes
+        assert {text.get_text() for text in axes.texts} == {"Local", "APFL", "Ditto"}
+        assert {text.get_text() for text in axes.texts if text.get_ha() == "center"} == above, "nothing ends beside it"
+        figure.savefig(tmp_path / "x.png")
+        boxes = [text.get_window_extent() for text in axes.texts]
+        assert not any(a.overlaps(b) for n, a in enumerate(boxes) for b in boxes[:n])
 
 
 def test_the_command(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
