@@ -98,11 +98,12 @@ def _real(table: str, hidden: bool) -> Benchmark:
     # Chem97 has 2,230 schools, so trials are shorter. The largest curvature of a school's loss is 49, with a penalty of
     # 20 it is 69: training diverges from learning rates of 2/69 = 0.029 on.
     budget, rates = (" rounds=20", (0.003, 0.025)) if large else ("", (0.01, 1.0))
+    personal = {"pfedme": "search.pfedme.personal_lr={low:0.003,high:0.025,log:true}"} if large else {}
     refused = (set() if hidden else HIDDEN) | (set() if hidden and binary else CLASSES)
     return Benchmark(
         settings=settings,
         tuning="split.validation=0.25 search.lr={{low:{},high:{},log:true}}".format(*rates) + budget,
-        spaces={"ditto": "search.ditto.lam={low:0.05,high:20.0,log:true}"},
+        spaces={"ditto": "search.ditto.lam={low:0.05,high:20.0,log:true}", **personal},
         final="split.validation=0",
         methods=(MIXED, *(name for name in (FIRST if large else REAL) if name not in refused)),
         trials=5 if large else 8,
