@@ -8,7 +8,7 @@ from statistics import fmean
 
 from benchmarks.boards import BENCHMARKS
 from benchmarks.leaderboard import Place, standing
-from pflsim.analysis.drawings import CONTEXT, GREY, GRID, mark_of
+from pflsim.analysis.drawings import CONTEXT, GREY, GRID, mark_of, signed_tick
 from pflsim.analysis.paper_style import Style, new_figure, template
 from pflsim.terminal.identity import identity
 
@@ -53,6 +53,7 @@ def main() -> None:
                     axes.plot([100 * low, 100 * high], [y, y], color=colour, linewidth=2, alpha=0.6)
                 axes.plot([100 * x for x in d.by_seed], [y] * len(d.by_seed), "|", color=colour, markersize=6)
                 axes.plot(100 * (d.mean or 0.0), y, **mark_of(who, d.level, 6))
+        panels[0].xaxis.set_major_formatter(signed_tick)  # the panels share it
         panels[0].set_yticks(range(len(order)), [identity(method).display for method in order])
         panels[0].set_ylim(len(order) - 0.4, -0.6)
         figure.supxlabel(

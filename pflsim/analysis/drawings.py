@@ -72,6 +72,7 @@ def draw_forest(comparison: Comparison, style: Style) -> Drawn:
     axes.set(xlim=plot.limits, ylim=(len(plot.rows) - 0.4, -0.6), axisbelow=True)
     axes.set_yticks(range(len(plot.rows)), [row.name for row in plot.rows])
     axes.grid(axis="x", color=GRID)
+    axes.xaxis.set_major_formatter(signed_tick)
     axes.set_xlabel(f"difference to {plot.reference}" + ", percentage points" * bool(plot.unit))
     found = []
     for row in plot.rows:
@@ -83,6 +84,11 @@ def draw_forest(comparison: Comparison, style: Style) -> Drawn:
     lines = "Lines, and from, to: 95% t interval over seeds; arrows: beyond the axis"
     notes = (f"Difference to {plot.reference}{unit}", lines, marks, _round(comparison))
     return figure, Table(title(comparison, in_words=True), headers, tuple(found), notes)
+
+
+def signed_tick(value: float, _: float | None = None) -> str:
+    """Format a tick of a difference with its sign and a true minus."""
+    return f"{value:+.4g}".replace("-", "−") if value else "0"
 
 
 def mark_of(who: Identity, level: Level | None, size: float) -> dict[str, Any]:

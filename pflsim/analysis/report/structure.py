@@ -53,6 +53,11 @@ class Weights:
         ]
 
     @property
+    def mixes(self) -> bool:
+        """Whether the matrix has weights, which share one scale."""
+        return _mixes(self.matrix)
+
+    @property
     def text(self) -> str:
         """The means on the diagonal, in the own group and in the others."""
         group = dict(zip(self.order, self.gaps, strict=True))
@@ -61,7 +66,7 @@ class Weights:
         own = "own group" if self.gaps[-1] else "others"
         parts = (("self", values.diagonal()), (own, off[same]), ("other groups", off[~same]))
         means = [(name, own[np.isfinite(own)]) for name, own in parts]
-        if _mixes(self.matrix) and (kept := values.diagonal().mean()) > 0.9:
+        if self.mixes and (kept := values.diagonal().mean()) > 0.9:
             return f"clients take {100 * kept:.3g}% from themselves"
         return ", ".join(f"{name} {_mean(own.mean(), self.matrix)}" for name, own in means if len(own))
 

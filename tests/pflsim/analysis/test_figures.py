@@ -127,6 +127,8 @@ def test_names_cover_no_line_and_the_plot_fills_the_figure(comparison: Compariso
     for (x, y), (end, _) in zip(corners, corners[1:], strict=False):
         for box in (text.get_window_extent() for text in axes.texts):
             assert not (box.y0 < y < box.y1 and box.x0 < end and x < box.x1)
+    ticks = [text.get_text() for text in drawn["forest"].axes[0].get_xticklabels()]
+    assert {text[0] for text in ticks} <= {"+", "−", "0"} and "0" in ticks
     label = drawn["forest"].axes[0].xaxis.label.get_window_extent()
     assert label.y0 < 0.06 * drawn["forest"].dpi, "no strip below it"
 
