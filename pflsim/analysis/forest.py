@@ -126,11 +126,12 @@ def axis_limits(
     """
     sign = 1 if higher else -1
     reach = [[sign * x for x in own] for own in values]
-    need = max([least / 2, *(abs(x) for own in reach[: (len(reach) + 1) // 2] for x in own)])
+    better = (len(reach) + 1) // 2
+    need = max([least / 2, *(abs(x) for own in reach[:better] for x in own)])
     near = [own[0] >= -CUT * need for own in reach]
     shown = [0.0, *(x for own, holds in zip(reach, near, strict=True) if holds for x in own)]
-    ends = [sign * x for pair in intervals[: (len(reach) + 1) // 2] for x in pair if x is not None]
-    most = REACH * max([least / 2, *(abs(own[0]) for own in reach[: (len(reach) + 1) // 2])])
+    ends = [sign * x for pair in intervals[:better] for x in pair if x is not None]
+    most = REACH * max([least / 2, *(abs(own[0]) for own in reach[:better])])
     shown += [min(max(x, -most), most) for x in ends]
     low, high = min(shown), max(shown)
     more = max(0.05 * (high - low), (least - (high - low)) / 2)

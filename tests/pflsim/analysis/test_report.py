@@ -137,6 +137,7 @@ def test_named_clients_are_in_the_order_of_the_columns(tmp_path: Path) -> None:
     text, shown = words(page), page[page.index('id="gains"') : page.index('id="learning"')]
     assert "A column is a client, 3 in all" in text and "(Bern, Chur, Basel)" in text
     assert "Worse off than with Local: 1 of 3 clients with Ditto." in text
+    assert re.findall(r'class="tick wide">(\w+)</text>', page) == ["Bern", "Chur", "Basel"]
     assert "All methods send the same: " in text and 'aria-label="accuracy against bytes' not in page
     assert len(re.findall(r'<circle cx="[\d.]+%" [^>]*class="loss"/>', shown)) == 1
 
