@@ -150,7 +150,9 @@ def test_clients_that_lose_as_often_are_counted(tmp_path: Path) -> None:
     make_run(tmp_path / "fedrep", [[(n, 10) for n in (9, 8, 8, 9, 9)]] * 2, method="fedrep")
     assert "client 0 (3 of 4), client 3 (3 of 4), client 4 (3 of 4)." in words(report(tmp_path))
     make_run(tmp_path / "fedala", [[(n, 10) for n in (9, 8, 8, 9, 9)]] * 2, method="fedala")
-    assert "client 0 (3 of 5), client 1 (3 of 5), client 2 (3 of 5) and 2 more." in words(report(tmp_path))
+    text = words(report(tmp_path))
+    assert "client 0 (3 of 5), client 1 (3 of 5), client 2 (3 of 5) and 2 more." in text
+    assert "Worse off than with Local: 2 of 5 clients with FedALA and FedRep to 4 with " in text
 
 
 def test_without_validation_data_the_last_round_is_the_headline(tmp_path: Path) -> None:
