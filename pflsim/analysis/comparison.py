@@ -333,9 +333,10 @@ def compare_sets(runs: Iterable[Run], reference: str | None = None, **options: A
 
 
 def _largest_table(groups: list[Group], needed: Sequence[Group]) -> list[Group]:
-    """Return the groups without those, or the seeds, for which runs are missing, so that the most runs count.
+    """Return the groups without those, or the seeds, for which runs are missing.
 
-    The groups that are needed stay. If no two groups have a seed in common, all are returned.
+    Of two groups at least, the most runs count. The groups that are needed stay. If no two groups have a seed in
+    common, all are returned.
     """
 
     def having(seeds: Sequence[int]) -> list[Group]:
@@ -343,7 +344,7 @@ def _largest_table(groups: list[Group], needed: Sequence[Group]) -> list[Group]:
 
     every = [group.seeds for group in groups]
     complete = [seeds for seeds in every if all(group in having(seeds) for group in needed)]
-    seeds = max(complete or every, key=lambda seeds: len(seeds) * len(having(seeds)))
+    seeds = max(complete or every, key=lambda seeds: (len(having(seeds)) > 1, len(seeds) * len(having(seeds))))
     if all(each == seeds for each in every) or len(having(seeds)) == 1:
         return groups
     return group_runs(run for g in having(seeds) for run in (*g.runs, *g.left_out) if run.seed in seeds)

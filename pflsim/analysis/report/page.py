@@ -54,7 +54,8 @@ def page(folders: Sequence[Path], study: Path | None = None) -> str:
     groups = [group for comparison in sets for group in comparison.groups]
     counted = {run.folder for group in groups for run in (*group.runs, *group.left_out)}
     out = [_why(folder, run) for folder, run in read if not run or run.folder not in counted]
-    return _render([_benchmark(c) for c in sets], out, len(folders), study and read_study(study))
+    timed = facts.undisturbed(run for _, run in read if run)
+    return _render([_benchmark(c) for c in sets], out, study and read_study(study), count=len(folders), timed=timed)
 
 
 def _why(folder: Path, run: Run | None) -> tuple[str, str]:
@@ -114,7 +115,7 @@ def environment(who: Sequence[Identity]) -> Environment:
     return env
 
 
-def _render(benchmarks: Sequence[Benchmark], out: Sequence[tuple[str, str]], count: int, study: Study | None) -> str:
+def _render(benchmarks: Sequence[Benchmark], out: Sequence[tuple[str, str]], study: Study | None, **about: Any) -> str:
     from markupsafe import Markup
 
     comparisons = [benchmark.comparison for benchmark in benchmarks]
@@ -122,9 +123,9 @@ def _render(benchmarks: Sequence[Benchmark], out: Sequence[tuple[str, str]], cou
     who += [method.who for method in (study.methods if study else ()) if method.who not in who]
     env = environment(who)
     names = varying(comparisons)
-    values: dict[str, Any] = {
+    values = about | {
         "benchmarks": benchmarks, "title": heading(comparisons[0]), "study": study, "names": names,
-        "unfinished": out, "count": count, "csv": as_csv(r for c in comparisons for r in records(c)),
+        "unfinished": out, "csv": as_csv(r for c in comparisons for r in records(c)),
         "latex": "\n\n".join(drawn(tables(each), "latex") for each in comparisons), "winners": "", "together": "",
     }  # fmt: skip
     sets = [(" ".join(n), c.families[0], c.higher) for n, c in zip(names, comparisons, strict=True)]

@@ -208,6 +208,13 @@ def test_each_set_of_comparable_runs_has_its_table(said: Said, folder: Path) -> 
     assert rows[0]["comparison"] != rows[2]["comparison"]
 
 
+def test_a_stopped_sweep_is_compared_on_the_seeds_that_methods_share(said: Said, tmp_path: Path) -> None:
+    for method, seed in (("local", 0), ("local", 1), ("local", 2), ("fedavg", 0)):
+        make_run(tmp_path / f"{method}-{seed}", [[(9, 10), (9, 10)]], method=method, seed=seed)
+    _, out, _ = said(tmp_path)
+    assert "Differences to Local" in out and "missing: Local seed 1 and Local seed 2" in out
+
+
 def test_a_broken_run(said: Said, folder: Path) -> None:
     (folder / "local-0/metrics.jsonl").write_text("{}\n")
     status, _, err = said(folder)
