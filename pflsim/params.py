@@ -37,14 +37,14 @@ class Selector:
 
     def buffers(self, module: nn.Module) -> tuple[str, ...]:
         """Return the state_dict keys of the selected persistent floating point buffers, without integer counters."""
-        saved = module.state_dict(keep_vars=True)
-        names = [name for name, b in module.named_buffers() if name in saved and b.is_floating_point()]
-        return self.pick(module, names)
+        names = [name for name, buffer in module.named_buffers() if buffer.is_floating_point()]
+        saved = module.state_dict(keep_vars=True) if names else {}
+        return self.pick(module, [name for name in names if name in saved])
 
     def pick(self, module: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
         """Return those of some state_dict keys that are selected."""
-        norms = {name for name, part in module.named_modules() if is_norm(part)}
         if self.norms != "with":
+            norms = {name for name, part in module.named_modules() if is_norm(part)}
             names = [n for n in names if (n.rpartition(".")[0] in norms) == (self.norms == "only")]
         return tuple(n for n in names if any(p == "" or n == p or n.startswith(p + ".") for p in self.under))
 
