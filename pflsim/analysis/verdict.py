@@ -136,7 +136,8 @@ def _of_levels(
         (_, mean), (second, next_mean) = [*means.items()][:2]
         certain, where = ("clearly ", "") if lead == "clear" else ("", ", on these clients")
         if second != reference and next_mean != mean:
-            yield f"{tied[0]} is {certain}ahead of the next, {second}{where}."
+            gap = _size(means[tied[0]] - next_mean, metric)
+            yield f"{tied[0]} is {certain}ahead of the next, {second}, by {gap}{where}."
 
 
 def _size(difference: float, metric: str, unit: bool = True) -> str:

@@ -43,17 +43,10 @@ class Gains:
     columns: pd.DataFrame
     by_seed: bool
 
-    def losers(self, reference: str, higher: bool) -> tuple[list[tuple[int, int, int]], int]:
-        """Return the clients that more than half of the methods make worse.
-
-        Returns:
-            At most three: seed, client, and the number of the methods; and how many others have as many as the last.
-        """
-        worse = self.table.sub(self.table[reference], axis=0) * (1 if higher else -1) < -1e-9
-        counts = worse.to_numpy().sum(axis=1)
-        most = [p for p in np.argsort(-counts, kind="stable")[:3] if 2 * counts[p] > len(self.table.columns) - 1]
-        more = int((counts == counts[most[-1]]).sum() - (counts[most] == counts[most[-1]]).sum()) if most else 0
-        return [(*self.table.index[place], int(counts[place])) for place in most], more
+    def losers(self, label: str, reference: str, higher: bool) -> list[tuple[int, int]]:
+        """Return the seed and the number of each client that a group makes worse than the reference."""
+        gaps = (self.table[label] - self.table[reference]).to_numpy() * (1 if higher else -1)
+        return sorted(self.table.index[gaps < -1e-9])
 
 
 def gains(benchmark: Benchmark) -> Gains | None:
@@ -139,6 +132,7 @@ def cost(benchmark: Benchmark) -> Cost:
     where = {line: (_place(x, sent[line]), y.up(means[line], height)) for line in sent}
     ends = [*(where[line][0] for line in front[1:]), 100.0]
     taken = [(where[line][0], end, where[line][1]) for line, end in zip(front, ends, strict=True)]
+    taken.append((0.0, 100.0, height))  # the axis of bytes
     for one, other in pairwise(front):  # the steps of the line
         at = where[other][0]
         taken += [(at, at, level) for level in np.linspace(where[one][1], where[other][1], 20)]

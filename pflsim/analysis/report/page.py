@@ -62,7 +62,7 @@ def _why(folder: Path, run: Run | None) -> tuple[str, str]:
     """Return what a run was that does not count, and how far it came, with the error in its log."""
     text = (folder / LOG).read_text(encoding="utf-8") if (folder / LOG).is_file() else ""
     ends = re.findall(r"the run ended: (.*)", text)
-    what = f"{identity(run.method).display}, seed {run.seed}" if run else folder.name
+    what = f"{identity(run.method).display} seed {run.seed}" if run else folder.name
     rounds = f"{run.done} of {run.summary['rounds_planned']} rounds are done" if run else "no round is done"
     rounds += ", but other runs with its method or its seed are missing" * (run is not None and run.complete)
     return what, f"{rounds}: {ends[-1]}" if ends else rounds
@@ -104,6 +104,7 @@ def environment(who: Sequence[Identity]) -> Environment:
     loader = PackageLoader("pflsim.analysis.report", "templates")
     env = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     env.filters |= {"rate": _rate, "size": _size, "plural": plural, "p": _p, "listed": listed, "points": _points}
+    env.filters["thousands"] = "{:,}".format
     env.filters |= {"duration": lambda value: format_seconds(value.mean), "letters": in_text, "numbers": numbers}
     env.filters |= {"begun": lambda text: text if text[1:2].isupper() else text[:1].upper() + text[1:], "zip": zip}
     env.filters["cut"] = lambda name, most: name if len(name) <= most else f"{name[: most - 1]}…"

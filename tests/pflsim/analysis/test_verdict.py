@@ -76,8 +76,8 @@ def test_what_cannot_be_told_apart_from_the_best() -> None:
     assert "open: b and c cannot be told apart from a" in said(differences, tied="abc")
     assert "open: 5 methods cannot be told apart from a" in said(differences, tied="abcdef")
     alone = said(differences, tied="a")
-    assert "open" not in alone and "a is ahead of the next, b, on these clients" in alone
-    assert "a is clearly ahead of the next, b." in said(differences, tied="a", lead="clear")
+    assert "open" not in alone and "a is ahead of the next, b, by 1.0 points, on these clients" in alone
+    assert "a is clearly ahead of the next, b, by 1.0 points." in said(differences, tied="a", lead="clear")
     assert "the next" not in said(differences, tied="a", lead="not clear")
 
 
