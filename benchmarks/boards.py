@@ -99,11 +99,13 @@ def _real(table: str, hidden: bool) -> Benchmark:
     # 20 it is 69: training diverges from learning rates of 2/69 = 0.029 on.
     budget, rates = (" rounds=20", (0.003, 0.025)) if large else ("", (0.01, 1.0))
     personal = {"pfedme": "search.pfedme.personal_lr={low:0.003,high:0.025,log:true}"} if large else {}
+    # FedAMP's default alpha allows 101 clients.
+    mixing = {"fedamp": "search.fedamp.alpha={low:1,high:400,log:true}"} if table in ("Hsb82", "Chem97") else {}
     refused = (set() if hidden else HIDDEN) | (set() if hidden and binary else CLASSES)
     return Benchmark(
         settings=settings,
         tuning="split.validation=0.25 search.lr={{low:{},high:{},log:true}}".format(*rates) + budget,
-        spaces={"ditto": "search.ditto.lam={low:0.05,high:20.0,log:true}", **personal},
+        spaces={"ditto": "search.ditto.lam={low:0.05,high:20.0,log:true}", **personal, **mixing},
         final="split.validation=0",
         methods=(MIXED, *(name for name in (FIRST if large else REAL) if name not in refused)),
         trials=5 if large else 8,
