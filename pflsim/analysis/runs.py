@@ -144,10 +144,14 @@ class Run:
         return self.summary.get("primary", {}).get("higher_is_better", True)
 
     def per_client(self) -> DataFrame:
-        """Return per_client.csv with the accuracy, the method, the seed and the client's name of each row."""
+        """Return per_client.csv with the accuracy, the method, the seed and the client's name of each row.
+
+        `reported` says whether the method reports the model of the row.
+        """
         names = dict(enumerate(self.partition.get("names", ())))
         name = self._clients["client"].map(lambda client: names.get(client, str(client)))
-        return self._clients.assign(method=self.method, seed=self.seed, name=name)
+        reported = self._clients.eval(f"model == '{self.reported.model}' and phase == '{self.reported.phase}'")
+        return self._clients.assign(method=self.method, seed=self.seed, name=name, reported=reported)
 
     def untrained(self, until: int) -> set[int]:
         """Return the clients that have not taken part in a round up to this one, because of `fraction` or faults."""

@@ -64,6 +64,8 @@ def test_a_run_and_its_tables() -> None:
     table = run.per_client()
     assert len(table) == len(rows) and list(table["correct"]) == [int(row["correct"]) for row in rows]
     assert {*table["method"]} == {"fedavg"} and {*table["seed"]} == {run.seed} and {*table["name"]} == {*"012"}
+    models = table[["model", "phase", "reported"]].drop_duplicates().to_numpy().tolist()
+    assert [model for *model, reported in models if reported] == [["global", "received"]] and len(models) > 1
     last = [row for row in rows if (row["round"], row["split"], row["model"]) == ("2", "test", "global")]
     assert run.accuracy == pytest.approx(sum(int(row["correct"]) / int(row["total"]) for row in last) / 3)
     assert list(run.metrics()["round"]) == [1, 2] and run.metrics()["losses.ce"].notna().all()

@@ -35,12 +35,14 @@ class Gains:
         table: [pairs, groups] by seed and client, in the order of the reference, the weakest first. Clients that are
             the same in every seed have their mean over the seeds.
         columns: the same; means of neighbours if there are many.
+        tests: number of test examples by seed and client.
         by_seed: whether a row is a client of one of several seeds.
     """
 
     y: Axis
     table: pd.DataFrame
     columns: pd.DataFrame
+    tests: pd.Series
     by_seed: bool
 
     def losers(self, label: str, reference: str, higher: bool) -> list[tuple[int, int]]:
@@ -56,13 +58,15 @@ def gains(benchmark: Benchmark) -> Gains | None:
     by_pair = {k: pd.concat({seed: found[primary] for seed, found in v.items()}) for k, v in values.items()}
     if (table := pd.DataFrame(by_pair).dropna()).empty:
         return None
+    tests = pd.concat({seed: pd.Series(found["total"]) for seed, found in values[comparison.reference.label].items()})
     if same := comparison.families[0].same_clients:
         table = pd.concat([pd.DataFrame(table.groupby(level=1).mean())], keys=[0])
+        tests = pd.concat([pd.Series(tests.groupby(level=1).mean())], keys=[0])
     ordered = table.sort_values(comparison.reference.label, ascending=comparison.higher, kind="stable")
     parts = np.array_split(np.arange(len(table)), min(len(table), MAX_COLUMNS))
     columns = pd.DataFrame([ordered.iloc[part].mean() for part in parts])
     y = axis(columns.to_numpy().ravel().tolist(), benchmark.least, 3)
-    return Gains(y, ordered, columns, benchmark.seeds > 1 and not same)
+    return Gains(y, ordered, columns, tests, benchmark.seeds > 1 and not same)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from pflsim.types import Axis, Matrix
 
 TESTS = 20
 """Test examples of every client."""
-ALL, MORE = 'aria-label="All numbers"', 'aria-label="More numbers"'
+ALL, MORE, EACH = (f'aria-label="{name}"' for name in ("All numbers", "More numbers", "Values of each client"))
 CLIENTS = 20
 """So that the worst tenth are two."""
 
@@ -132,7 +132,9 @@ def test_named_clients_are_in_the_order_of_the_columns(tmp_path: Path) -> None:
         )
         about = {"hash": "0" * 64, "names": ["Basel", "Bern", "Chur"]}
         (folder / "partition.json").write_text(json.dumps(about))
-    assert "With Ditto, it is Basel; with IFCA, these are Basel and Chur." in words(report(tmp_path))
+    page = report(tmp_path)
+    assert "With Ditto, it is Basel; with IFCA, these are Basel and Chur." in words(page)
+    assert row(page, "Basel", EACH) == ["Basel", "10", "0.750", "0.850", "0.750"]
     page = report(tmp_path / "local-*", tmp_path / "ditto-*")
     text, shown = words(page), page[page.index('id="gains"') : page.index('id="learning"')]
     assert "A column is a client, 3 in all" in text and "(Bern, Chur, Basel)" in text
