@@ -60,7 +60,7 @@ def result_lines(summary: Summary) -> Iterator[str]:
         yield f"by domain    {', '.join(f'{name} {mean:.4f}' for name, mean in last[1].domains.items())}"
     when = WHEN[meta.phase(meta.reported_model)]
     yield f"* {identity(meta.method).display} reports its {meta.reported_model} model, {when}"
-    yield f"reports      use the figures of this model: {CHOSEN['best_val' if best else 'last']}"
+    yield f"reports      take its row {CHOSEN['best_val' if best else 'last']}"
     if summary.newcomers is not None:
         found = newcomer_results(summary.newcomers, meta.measures).values()
         received, trained = (NONE if each is None else f"{each.mean:.4f}" for each in found)
