@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import shlex
 import shutil
 import time
@@ -22,6 +23,7 @@ from pflsim.data.dataset import Dataset
 from pflsim.data.federate import load_federation
 from pflsim.data.federated import Partition
 from pflsim.errors import RunError, SettingsError
+from pflsim.records.files import read_json, write_atomically
 from pflsim.terminal.exit_status import command_parser, exit_status
 from pflsim.terminal.formats import wrapped
 
@@ -33,6 +35,8 @@ FACTORS = (0.1, 0.2, 0.5, 1, 2, 5)
 """Factors of `lr`, one for each trial."""
 OWN = ("method", "server_optimizer", "run_dir", "resume")
 """Settings that the runs have themselves."""
+PLAN = "plan.json"
+"""The settings, seeds and rounds of the runs, by which the same command continues them."""
 LEAST_PAIRS = 7
 """Fewer pairs (client, seed) cannot show a difference: for six, Holm's p is at least 3 · 2 · 2⁻⁶ = 0.09."""
 LEAST_ROUNDS = 5
@@ -50,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     add("settings", nargs="*", metavar="SETTING", help="data=NAME and other settings")
     add("--seeds", type=positive, default=3, metavar="N", help="seeds; with one, no difference is clear; default: 3")
     add("--minutes", type=float, default=float("inf"), metavar="M", help="use fewer rounds, to end within M minutes")
-    add("--into", type=Path, default="probe", metavar="DIR", help="new folder for runs and probe.html; default: probe")
+    add("--into", type=Path, default="probe", metavar="DIR", help="folder for runs and probe.html; default: probe")
     add("--config-dir", action="append", default=[], metavar="DIR", help="look for groups in DIR too; may be repeated")
     options = vars(parser.parse_intermixed_args(arguments))
     return exit_status(lambda: run_probe(options.pop("into"), options) and None)
@@ -82,8 +86,8 @@ class Probe:
             keys = {str(override.key_or_group) for override in parse(self.words)}
         if "data" not in keys or keys & {*OWN}:
             raise SettingsError(f"give data=NAME, such as data=digits, and leave out {listed(OWN)}")
-        if self.folder.exists() and any(self.folder.iterdir()):
-            raise SettingsError(f"{self.folder} is not empty; choose a new folder with --into DIR")
+        if self.folder.exists() and any(self.folder.iterdir()) and not self.rounds(seeds):
+            raise SettingsError(f"{self.folder} has another probe or other files; choose a new folder with --into DIR")
         dataset, partition = load_federation(asked := self.settings("first", "method=ditto"))
         if partition.clients < 2:
             raise SettingsError("there is one client; give at least two")
@@ -106,6 +110,12 @@ class Probe:
             found |= {} if failed else {name: read_run(self.folder / name)}
         return found
 
+    def rounds(self, seeds: int) -> int:
+        """Return the rounds that an earlier session of the same command chose; 0 without one."""
+        path, own = self.folder / PLAN, {"settings": [*self.words], "seeds": seeds}
+        found = read_json(path, dict[str, Any]) if path.is_file() else {}
+        return found["rounds"] if found.items() >= own.items() else 0
+
     def plan(self, asked: Settings, seeds: int, minutes: float) -> tuple[int, str]:
         """Run two rounds of Ditto and return how many rounds the runs have, and the plan in words."""
         began = time.monotonic()
@@ -115,10 +125,13 @@ class Probe:
         runs = len(OPTIONS) * len(FACTORS) + len(APPROACHES) * (seeds - 1)
         took, each = time.monotonic() - began, first.history[-1].total_seconds
         rounds, needed = rounds_within(minutes, took, each, runs / parallel_runs([asked] * runs), asked.rounds)
+        rounds = self.rounds(seeds) or rounds
         if rounds < min(LEAST_ROUNDS, asked.rounds):
             shutil.rmtree(self.folder / "first")
             few = f"{runs} runs of {LEAST_ROUNDS} rounds take about {needed:.1f} minutes"
             raise SettingsError(f"--minutes {minutes:g} is too short: {few}")
+        content = {"settings": [*self.words], "seeds": seeds, "rounds": rounds}
+        write_atomically(self.folder / PLAN, json.dumps(content))
         fewer = f" in place of {asked.rounds}: --minutes" * (rounds < asked.rounds)
         return rounds, f"Up to {runs} runs, rounds={rounds}{fewer}"
 
@@ -135,11 +148,11 @@ def run_probe(folder: Path, options: Mapping[str, Any]) -> Answer:
     """Run the trials, then the chosen values with the other seeds; print the answer and write the page.
 
     Args:
-        folder: of the runs and the page, new or empty.
+        folder: of the runs and the page: new, empty, or that of the same command.
         options: of the command line.
 
     Raises:
-        SettingsError: a setting is wrong, or the folder has files.
+        SettingsError: a setting is wrong, or the folder has other files.
         RunError: all trials of a method failed, or a run with another seed did.
     """
     began, words, seeds = time.monotonic(), options["settings"], options["seeds"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from support import in_this_process
 
 from pflsim import cli
 from pflsim.commands import probe
+from pflsim.errors import SettingsError
 
 
 @pytest.mark.parametrize(("seconds", "rounds"), [(float("inf"), 20), (112, 20), (62, 10), (0.1, 0)])
@@ -103,3 +105,11 @@ def test_settings_whose_answer_is_known(
     options = {"settings": [*settings.split(), "progress=none"], "seeds": 3, "minutes": 60.0, "config_dir": []}
     found = probe.run_probe(tmp_path / "probe", options)
     assert ahead in found.ahead and behind not in found.ahead, found.sentences
+    if words == "partition=iid":
+        first, lost = (tmp_path / "probe" / name for name in ("local-0", "ifca-1"))
+        written = (first / "metrics.jsonl").stat().st_mtime_ns
+        shutil.rmtree(lost)
+        assert probe.run_probe(tmp_path / "probe", options | {"minutes": 1e-3}).sentences == found.sentences
+        assert lost.exists() and (first / "metrics.jsonl").stat().st_mtime_ns == written
+        with pytest.raises(SettingsError, match="--into DIR"):
+            probe.run_probe(tmp_path / "probe", options | {"seeds": 2})
