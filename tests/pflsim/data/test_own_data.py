@@ -171,4 +171,4 @@ def test_a_run_is_called_after_its_file_and_warns_once(here: Path, capsys: pytes
     for more in (["data=digits"], ["data=npz", "data.path=birds.npz", "task=classification"]):
         assert cli.main([*words[2:], "method=fedavg", "partition=iid", "progress=plain", *more]) == 0
         printed = capsys.readouterr()
-        assert "task classification" not in printed.out and "of this model: best by validation" in printed.out
+        assert "task classification" not in printed.out and "row best by validation" in printed.out
