@@ -10,15 +10,17 @@ from benchmarks.boards import BENCHMARKS
 from benchmarks.leaderboard import Place, standing
 from pflsim.analysis.drawings import CONTEXT, GREY, GRID, mark_of, signed_tick
 from pflsim.analysis.paper_style import Style, new_figure, template
+from pflsim.analysis.verdict import signed
 from pflsim.terminal.identity import identity
 
 STYLE = Style(10, 10, 11, 10, "DejaVu Sans")
 TITLES = {
-    "fashion-mnist-two-classes": "Fashion-MNIST,\ntwo classes",
-    "fashion-mnist-dirichlet": "Fashion-MNIST,\nDirichlet 0.1",
-    "mnist-permuted-labels": "MNIST,\npermuted labels",
-    "mnist-rotation": "MNIST,\nrotations",
+    "fashion-mnist-two-classes": ("two classes", "Fashion-MNIST"),
+    "fashion-mnist-dirichlet": ("Dirichlet 0.1", "Fashion-MNIST"),
+    "mnist-permuted-labels": ("permuted labels", "MNIST"),
+    "mnist-rotation": ("rotations", "MNIST"),
 }
+MUTED, SOFT = "#5b626e", "#f5f6f8"
 
 
 def main() -> None:
@@ -38,27 +40,38 @@ def main() -> None:
     means = {method: fmean(own[method].mean or 0.0 for own in found.values()) for method in methods} | {"local": 0.0}
     order = sorted(means, key=lambda method: -means[method])
     with template(STYLE):
-        figure = new_figure(STYLE, STYLE.page, 1.2 + 0.34 * len(order))
+        figure = new_figure(STYLE, STYLE.page, 1.1 + 0.29 * len(order))
         panels = figure.subplots(1, len(found), sharex=True, sharey=True, squeeze=False)[0]
         for axes, (name, own) in zip(panels, found.items(), strict=True):
-            axes.set_title(TITLES.get(name, name), loc="left")
+            setting, data = TITLES.get(name, (name, ""))
+            axes.set_title(setting, loc="left", weight="bold", pad=36)
+            axes.annotate(data, (0, 1), (0, 23), "axes fraction", textcoords="offset points", color=MUTED)
             axes.axvline(0, color=CONTEXT, linewidth=1, zorder=1)
-            axes.plot(0, order.index("local"), **mark_of(identity("local"), "clear", 6))
             axes.grid(axis="x", color=GRID)
-            for method in methods:
-                y, d, who = order.index(method), own[method], identity(method)
-                colour = GREY if d.level == "not clear" else who.light
+            axes.xaxis.tick_top()
+            axes.tick_params(axis="both", length=0, pad=2)
+            axes.spines[:].set_visible(False)
+            for y, method in enumerate(order):
+                d, who = own.get(method), identity(method)
+                if method in ("local", "fedavg"):
+                    axes.axhspan(y - 0.5, y + 0.5, color=SOFT, zorder=0)
+                if d is None:
+                    axes.plot(0, y, **mark_of(who, "clear", 6.5))
+                    continue
                 low, high = d.over_seeds
+                colour = GREY if d.level == "not clear" else who.light
                 if low is not None and high is not None:
                     axes.plot([100 * low, 100 * high], [y, y], color=colour, linewidth=2, alpha=0.6)
-                axes.plot([100 * x for x in d.by_seed], [y] * len(d.by_seed), "|", color=colour, markersize=6)
-                axes.plot(100 * (d.mean or 0.0), y, **mark_of(who, d.level, 6))
+                axes.plot(100 * (d.mean or 0.0), y, **mark_of(who, d.level, 6.5))
+                text = {"x": 1.02, "y": y, "s": signed(100 * (d.mean or 0.0), 1), "ha": "left", "va": "center"}
+                axes.text(**text, color="black" if d.level == "clear" else MUTED, transform=axes.get_yaxis_transform())
         panels[0].xaxis.set_major_formatter(signed_tick)  # the panels share it
         panels[0].set_yticks(range(len(order)), [identity(method).display for method in order])
-        panels[0].set_ylim(len(order) - 0.4, -0.6)
+        panels[0].set_ylim(len(order) - 0.5, -0.5)
         figure.supxlabel(
-            "difference to Local (training alone), percentage points; line: 95% over seeds",
+            "difference to Local, which trains alone, in percentage points, with its 95% interval over seeds",
             fontsize=10,
+            color=MUTED,
         )
         figure.savefig(given.out, dpi=130)
     print(f"written: {given.out}")
