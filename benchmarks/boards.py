@@ -99,9 +99,9 @@ def _real(table: str, hidden: bool) -> Benchmark:
     # 20 it is 69: training diverges from learning rates of 2/69 = 0.029 on.
     budget, rates = (" rounds=20", (0.003, 0.025)) if large else ("", (0.01, 1.0))
     personal = {"pfedme": "search.pfedme.personal_lr={low:0.003,high:0.025,log:true}"} if large else {}
-    # FedAMP's default alpha allows 101 clients; its penalty is lam/alpha, with the default space up to 1.
-    amp = "search.fedamp.alpha={low:40,high:400,log:true} search.fedamp.lam={low:0.04,high:40,log:true}"
-    mixing = {"fedamp": amp} if table in ("Hsb82", "Chem97") else {}
+    # Their default alpha allows 101 clients; the penalty is lam/alpha, with the default space up to 1.
+    amp = "search.{0}.alpha={{low:40,high:400,log:true}} search.{0}.lam={{low:0.04,high:40,log:true}}"
+    mixing = {name: amp.format(name) for name in ("fedamp", "pfedcfr") if table in ("Hsb82", "Chem97")}
     refused = (set() if hidden else HIDDEN) | (set() if hidden and binary else CLASSES)
     return Benchmark(
         settings=settings,
