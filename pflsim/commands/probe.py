@@ -112,9 +112,13 @@ class Probe:
 
     def rounds(self, seeds: int) -> int:
         """Return the rounds that an earlier session of the same command chose; 0 without one."""
-        path, own = self.folder / PLAN, {"settings": [*self.words], "seeds": seeds}
+        path = self.folder / PLAN
         found = read_json(path, dict[str, Any]) if path.is_file() else {}
-        return found["rounds"] if found.items() >= own.items() else 0
+        return found["rounds"] if found.items() >= self.about(seeds).items() else 0
+
+    def about(self, seeds: int) -> dict[str, Any]:
+        """Return what two sessions of the same probe have in common."""
+        return {"settings": [*self.words], "seeds": seeds}
 
     def plan(self, asked: Settings, seeds: int, minutes: float) -> tuple[int, str]:
         """Run two rounds of Ditto and return how many rounds the runs have, and the plan in words."""
@@ -130,8 +134,7 @@ class Probe:
             shutil.rmtree(self.folder / "first")
             few = f"{runs} runs of {LEAST_ROUNDS} rounds take about {needed:.1f} minutes"
             raise SettingsError(f"--minutes {minutes:g} is too short: {few}")
-        content = {"settings": [*self.words], "seeds": seeds, "rounds": rounds}
-        write_atomically(self.folder / PLAN, json.dumps(content))
+        write_atomically(self.folder / PLAN, json.dumps({**self.about(seeds), "rounds": rounds}))
         fewer = f" in place of {asked.rounds}: --minutes" * (rounds < asked.rounds)
         return rounds, f"Up to {runs} runs, rounds={rounds}{fewer}"
 

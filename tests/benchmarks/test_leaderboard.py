@@ -87,10 +87,10 @@ def test_the_page_of_leaderboards_has_all_recorded_rows() -> None:
     assert written == "\n".join(page(place)).splitlines()
 
 
-def test_the_picture_of_several_boards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the rows in docs/results; Local and a method that is nowhere clear have their marks too."""
-    out = tmp_path / "boards.png"
-    boards = ["fashion-mnist-two-classes", "mnist-rotation"]
-    monkeypatch.setattr("sys.argv", ["board_picture", *boards, "--methods", "ifca,pfedpm", "--out", str(out)])
-    board_picture.main()
-    assert out.read_bytes().startswith(b"\x89PNG")
+def test_the_picture_of_several_boards() -> None:
+    """From the rows in docs/results; Local has no number, and what is not clear is not black."""
+    two, rotations = board_picture.draw(["fashion-mnist-two-classes", "mnist-rotation"], ["ifca", "pfedla"]).axes
+    assert [label.get_text() for label in two.get_yticklabels()] == ["IFCA", "pFedLA", "Local"]
+    numbers = [{text.get_text(): text.get_color() for text in axes.texts[1:]} for axes in (two, rotations)]
+    assert numbers[0] == {"−9.4": "black", "+0.2": board_picture.MUTED}
+    assert numbers[1] == {"+15.9": "black", "+6.1": "black"}
