@@ -251,10 +251,10 @@ def notes(comparison: Comparison) -> Iterator[str]:
         dash = "; — if a seed does not reach it" if unreached else ""
         least = "least" if comparison.higher else "most"
         yield f"to {comparison.target:g}: up to the first round with at {least} this mean {primary}{seen}{given}{dash}"
-    unnamed = [group for group in comparison.groups if "lr" not in group.settings]
-    rates = {group.label: written(run_settings(group.runs[0])["lr"]) for group in unnamed}
-    if len({*rates.values()}) > 1:
-        yield f"lr: {', '.join(f'{rate} ({label})' for label, rate in rates.items())}"
+    rates = {group.label: written(run_settings(group.runs[0])["lr"]) for group in comparison.groups}
+    unnamed = [group.label for group in comparison.groups if "lr" not in group.settings]
+    if len({*rates.values()}) > 1 and unnamed:
+        yield f"lr: {', '.join(f'{rates[label]} ({label})' for label in unnamed)}"
     yield from (f"the same {primary} on every client in every seed: {listed(each)}" for each in comparison.identical)
     yield from untrained(comparison)
     for group in comparison.groups:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -213,6 +214,14 @@ def test_a_stopped_sweep_is_compared_on_the_seeds_that_methods_share(said: Said,
         make_run(tmp_path / f"{method}-{seed}", [[(9, 10), (9, 10)]], method=method, seed=seed)
     _, out, _ = said(tmp_path)
     assert "Differences to Local" in out and "missing: Local seed 1 and Local seed 2" in out
+
+
+def test_learning_rates_are_listed_where_labels_lack_them(said: Said, tmp_path: Path) -> None:
+    for method, lr in (("local", 0.1), ("fedavg", 0.2), ("fedavg", 0.3)):
+        make_run(tmp_path / f"{method}-{lr}", ONE, method=method, lr=lr)
+    assert "\nlr: 0.1 (Local)\n" in said(tmp_path)[1]
+    shutil.rmtree(tmp_path / "fedavg-0.3")
+    assert "\nlr: 0.2 (FedAvg), 0.1 (Local)\n" in said(tmp_path)[1]
 
 
 def test_a_broken_run(said: Said, folder: Path) -> None:

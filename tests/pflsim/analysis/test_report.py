@@ -175,6 +175,10 @@ def test_runs_that_cannot_be_compared_have_no_differences(tmp_path: Path) -> Non
     page = report(tmp_path / "a", tmp_path / "b")
     assert "partition hash" in words(page) and '"forest' not in page and 'id="cost"' not in page
     assert row(page, "FedAvg", ALL)[1:3] == ["0.700", "0.500"] and 'id="learning"' not in page
+    for method, seed in (("fedavg", 0), ("fedavg", 1), ("ditto", 1), ("ditto", 2)):
+        make_run(tmp_path / "seeds" / f"{method}{seed}", [[(5, 10), (9, 10)]], method=method, seed=seed)
+    page = report(tmp_path / "seeds")
+    assert "the seeds differ" in words(page) and "p (Holm)" not in page
 
 
 def test_unfinished_runs_are_listed_and_do_not_count(tmp_path: Path) -> None:
@@ -213,6 +217,10 @@ def test_time_is_shown_of_runs_that_do_not_overlap(tmp_path: Path) -> None:
         summary = json.loads((folder / "summary.json").read_text())
         (folder / "summary.json").write_text(json.dumps({**summary, "seconds": 15.0}))
     assert row(report(tmp_path), "FedAvg", ALL)[-1] == "15 s"
+    left = make_run(tmp_path / "ditto", [[(5, 10)] * 2] * 3, method="ditto", complete=False, rounds=8)
+    os.utime(left / "metrics.jsonl", (1e9, 1e9 + 19))  # it does not count, but ran at the same time
+    assert row(report(tmp_path), "FedAvg", ALL)[-1] == "180 B"
+    shutil.rmtree(left)
     os.utime(tmp_path / "fedavg" / "metrics.jsonl", (1e9, 1e9 + 10))
     assert row(report(tmp_path), "FedAvg", ALL)[-1] == "180 B"
 
