@@ -44,6 +44,7 @@ class FedSelect(ClientModule):
     lockstep = True
     reported_phase = "received"
     shares_statistics = False
+    equal_start = Selector(("reference",))
 
     def __init__(
         self,

@@ -39,7 +39,7 @@ class Floco(ClientModule):
             does ("raw_l1").
 
     Raises:
-        SettingsError: the head is no linear layer.
+        SettingsError: the head is no linear layer, or its weight is frozen.
 
     Notes:
         Points of "simplex" are not uniform in the region. The paper draws from the part of the L1 ball that is in the
@@ -115,8 +115,8 @@ class SimplexHead(nn.Module):
 
     def __init__(self, head: nn.Module, count: int):
         super().__init__()
-        if not isinstance(head, nn.Linear):
-            raise SettingsError(f"floco needs a model whose head is one nn.Linear, not {type(head).__name__}")
+        if not (isinstance(head, nn.Linear) and "weight" in head._parameters):  # it may be frozen
+            raise SettingsError(f"floco needs a model whose head is one nn.Linear and not frozen; this one is {head}")
         drawn = [nn.init.xavier_normal_(torch.empty_like(head.weight)) for _ in range(count)]
         self.endpoints = nn.Parameter(torch.stack(drawn))  # [M, C, D]
         self.bias = head.bias

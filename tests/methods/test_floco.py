@@ -195,9 +195,10 @@ def test_one_endpoint_is_fedavg(model: Any) -> None:
     assert [t for t in range(1, 6) if Server(endpoints=2).surveys(t, 5)] == [4]
 
 
-def test_a_head_of_several_layers_is_refused() -> None:
-    with pytest.raises(SettingsError, match="floco needs .*Linear.*Sequential"):
-        prepared("method=floco", "data=digits", "clients=4", "model=pfedpm_cnn", "model.padding=2")
+@pytest.mark.parametrize("settings", [["model=pfedpm_cnn", "model.padding=2"], ["freeze=[head.weight]"]])
+def test_a_head_without_one_weight_to_train_is_refused(settings: list[str]) -> None:
+    with pytest.raises(SettingsError, match="floco needs .*Linear"):
+        prepared("method=floco", "data=digits", "clients=4", *settings)
 
 
 # The survey in a run ------------------------------------------------------------------------------------------------

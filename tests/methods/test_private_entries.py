@@ -126,7 +126,7 @@ WEIGHTS = (0, 2)
 
 
 def fedselect(training: Training | None = None, sizes: tuple[int, ...] = (12, 7, 20, 9), **given: Any) -> World:
-    made = {key: given.pop(key) for key in ("model", "data") if key in given}
+    made = {key: given.pop(key) for key in ("model", "data", "init") if key in given}
     return world(partial(FedSelect, **given), FedSelectServer(), training=training, sizes=sizes, **made)
 
 
@@ -142,13 +142,13 @@ def largest(change: np.ndarray, left: np.ndarray, count: int) -> np.ndarray:
     return found.reshape(change.shape)
 
 
-@pytest.mark.parametrize("reference", ["round", "last_update"])
+@pytest.mark.parametrize(("reference", "init"), [("round", "same"), ("last_update", "per_client")])
 @pytest.mark.parametrize("more", [{}, {"momentum": 0.5, "weight_decay": 0.1, "clip_grad_norm": 0.3}])
-def test_rounds_with_growing_masks_by_hand(more: dict[str, float], reference: str) -> None:
+def test_rounds_with_growing_masks_by_hand(more: dict[str, float], reference: str, init: str) -> None:
     """All clients, some, all: two local epochs, growth after every second round, by NumPy."""
     cohorts, p, alpha = ((0, 1, 2, 3), (0, 2), (1, 2), (0, 1, 2, 3), (0, 3)), 0.3, 0.45
     training = Training(lr=0.2, batch_size=4, local_epochs=2, **more)  # type: ignore[arg-type]
-    with started(fedselect(training, p=p, alpha=alpha, every=2, reference=reference)) as executor:
+    with started(fedselect(training, p=p, alpha=alpha, every=2, reference=reference, init=init)) as executor:
         g = values(executor.server.state.weights)
         own, private = [list(g) for _ in ALL], [[np.zeros(w.shape, bool) for w in g] for _ in ALL]
         last = [list(g) for _ in ALL]
