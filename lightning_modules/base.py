@@ -26,7 +26,7 @@ from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink
 from pflsim.params import NET, NOTHING, Selector, UnitKind, load, snapshot, units
 from pflsim.servers.base import Federation
-from pflsim.tasks.task import Criterion
+from pflsim.tasks.task import Criterion, in_float32
 from pflsim.types import ClientInfo, ModelKind, Tensors, Unit
 
 Batch = tuple[Tensor, Tensor]
@@ -423,7 +423,7 @@ class ClientModule(LightningModule):
                 gradient = torch.empty_like(value).copy_(gradient)  # fused optimisers assume equal strides
             parameter.data, parameter.grad = value, gradient
         # clone: a term may be a parameter, which the step changes
-        return {name: value.detach().clone() for name, value in terms.items()}
+        return {name: in_float32(value.detach()).clone() for name, value in terms.items()}
 
     def optimise(self, batch: Batch, step: Step) -> Terms:
         """Take one optimiser step on a batch and return the loss terms before it."""

@@ -248,7 +248,8 @@ def _common(module: ClientModule) -> list[str]:
     parts = dict(module.named_modules())
     lines = [f"features have shape {module.net.feature_shape}"] if module.compares_features else []
     lines += [f"{key} has shape {tuple(value.shape)}" for key, value in module.shared_tensors().items()]
-    shown = [line.strip() for name in module.shared.under if name in parts for line in repr(parts[name]).splitlines()]
+    owners = (name if name in parts else name.rpartition(".")[0] or name for name in module.shared.under)
+    shown = [line.strip() for name in dict.fromkeys(owners) if name in parts for line in repr(parts[name]).splitlines()]
     return [*lines, *shown]
 
 

@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support import inline, prepared
 from torch import Tensor
 from torch.nn import functional
 
 import pflsim
 from pflsim.data.dataset import Dataset
+from pflsim.engine.execution import EvalRequest
 from pflsim.errors import RunError, SettingsError
 from pflsim.records.history import read_history
 
@@ -126,6 +128,18 @@ def test_a_run_does_not_go_on_with_another_loss_of_the_same_name() -> None:
         pflsim.resume(first, rounds=4)
     assert pflsim.resume(first, rounds=4, task={"loss": one}).done == 4
     assert second.done == 3
+
+
+def test_losses_of_clients_that_have_not_trained_have_their_own_weights() -> None:
+    settings = ("partition=dirichlet", "partition.alpha=0.5", "task.class_weights=balanced_client")
+    executor = inline(prepared("data=digits", "clients=3", "method=fedavg", *settings))
+    net = executor.factory.build().eval().net
+    for row in executor.evaluate(EvalRequest("global", "received", (0, 1, 2), ("test",))):
+        counts = torch.bincount(executor.host.shards[row.client].train.y, minlength=10)
+        weight = torch.where(counts > 0, counts.sum() / ((counts > 0).sum() * counts), 1.0)
+        x, y = executor.host.shards[row.client].test.batch(slice(None))
+        expected = functional.cross_entropy(net(x), y, weight) * len(y)
+        assert row.loss == pytest.approx(float(expected.detach()), rel=1e-5)
 
 
 def test_two_classes_with_one_output_have_two_scores() -> None:

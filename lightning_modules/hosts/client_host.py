@@ -301,6 +301,7 @@ class ClientHost:
                 self.module = self.modules[self.factory.variant_of(client)]
                 self.module.clear_anchors()
                 load(self.module, self.states[client])  # a third of the time of load_state
+                self.module.criterion.weigh(self.shards[client].train.y)
                 self.module.round_number, self.module.steps_taken = task.round_number, 0
             else:
                 bind_state(self.module, values)
@@ -328,7 +329,6 @@ class ClientHost:
         assert downlink is not None
         receive = self.module.join if joining else self.module.receive
         receive(self._uploaded(downlink))
-        self.module.criterion.weigh(own.train.y)
         self.module.before_training(own)
         if self.module.replaces_body(downlink):
             self.module.recalibrate(own.train)

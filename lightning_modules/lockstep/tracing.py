@@ -19,6 +19,7 @@ from lightning_modules.base import Batch, ClientModule, Evaluate, Evaluation, Te
 from lightning_modules.lockstep.compiler import compile_step
 from lightning_modules.lockstep.recorder import record
 from lightning_modules.nets.frozen import Frozen
+from pflsim.tasks.task import in_float32
 from pflsim.types import Tensors
 
 BoundStep = Callable[[Batch, float], tuple[Sequence[Tensor], Sequence[Tensor]]]
@@ -95,7 +96,7 @@ class TracedStep:
             named = zip((*self.trainable, *self.fixed), state, strict=True)
             terms: Terms = functional_call(forward, {f"module.{k}": v for k, v in named}, ((inputs, labels),))
             self.terms = list(terms)
-            return [torch.stack(list(terms.values())).sum(), *terms.values()]
+            return [torch.stack(list(terms.values())).sum(), *map(in_float32, terms.values())]
 
         def step(*arguments: Tensor) -> list[Tensor]:
             *state, inputs, labels = arguments

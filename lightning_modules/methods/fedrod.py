@@ -13,6 +13,7 @@ from lightning_modules.nets.net import Net
 from lightning_modules.phases import Phase, Schedule
 from lightning_modules.training import Training
 from pflsim.data.federated import Shard
+from pflsim.errors import SettingsError
 from pflsim.params import Selector
 
 
@@ -26,6 +27,9 @@ class FedRoD(ClientModule):
     Args:
         net: body and ψ.
         training: the run's local training settings.
+
+    Raises:
+        SettingsError: the head is frozen.
 
     Notes:
         - Both losses are computed from the same values, and one step minimises both.
@@ -41,6 +45,8 @@ class FedRoD(ClientModule):
     def __init__(self, net: Net, training: Training):
         super().__init__(net, training)
         self.personal = deepcopy(net.head)
+        if not [*self.personal.parameters()]:
+            raise SettingsError("method=fedrod: φ_i would not train, because the model's head is frozen; freeze less")
         self.prior = Anchor()
 
     def schedule(self) -> Schedule:

@@ -15,8 +15,8 @@ from lightning_modules.nets.net import Net, evaluating
 from lightning_modules.training import Training
 from pflsim.config.validate import non_negative, positive
 from pflsim.data.federated import Shard
-from pflsim.messages import Uplink
-from pflsim.params import BODY, load
+from pflsim.messages import Message, Uplink
+from pflsim.params import load
 
 
 class Moon(ClientModule):
@@ -44,10 +44,13 @@ class Moon(ClientModule):
     def __init__(self, net: Net, training: Training, *, mu: float = 1.0, temperature: float = 0.5):
         super().__init__(net, training)
         self.mu, self.temperature = non_negative("method.mu", mu), positive("method.temperature", temperature)
-        statistics = (name for name in self.shared_buffers() if name.startswith("net.body."))
-        self.received = Anchor((*BODY.parameters(self), *statistics))
-        self.previous = deepcopy(net.body).requires_grad_(False)
+        self.received, self.previous = Anchor(), deepcopy(net.body).requires_grad_(False)
         self.register_buffer("has_previous", torch.tensor(False))
+
+    def receive(self, downlink: Message) -> None:
+        """Load the global model, and keep its body."""
+        super().receive(downlink)
+        self.received.store({k: value for k, value in downlink.weights.items() if k.startswith("net.body.")})
 
     def objective(self, batch: Batch) -> Terms:
         """Return the cross-entropy and the contrast of features."""

@@ -89,7 +89,8 @@ class PerFedAvg(ClientModule):
         sums = [torch.zeros_like(p) for p in parameters]
         for index in torch.arange(n).tensor_split(-(-n // 1024)):
             loss = torch.stack(list(self.objective(shard.train.batch(index)).values())).sum() * (len(index) / n)
-            for total, gradient in zip(sums, torch.autograd.grad(loss, parameters), strict=True):
+            found = torch.autograd.grad(loss, parameters, materialize_grads=True)
+            for total, gradient in zip(sums, found, strict=True):
                 total.add_(gradient)
         with torch.no_grad():
             for parameter, total in zip(parameters, sums, strict=True):

@@ -38,6 +38,11 @@ def cross_entropy(logits: Float[Tensor, "B C"], labels: Int[Tensor, " B"]) -> Fl
     return -logits.log_softmax(1).gather(1, labels[:, None]).mean()
 
 
+def in_float32(values: Tensor) -> Tensor:
+    """Return values of a lower precision as float32, others as they are."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """What is predicted, and the loss.
@@ -140,12 +145,13 @@ class Criterion(nn.Module):
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean loss of a batch, from outputs [B, O] and targets [B] or [B, T]."""
+        outputs = in_float32(outputs)
         if self.loss is None:
             return cross_entropy(outputs, targets)
         if self.one_output:
             targets = targets[:, None]
         if self.one_output or self.task.name != "classification":
-            targets = targets.to(torch.promote_types(outputs.dtype, torch.float32))
+            targets = targets.to(outputs.dtype)
         found = self.loss(outputs, (targets - self.mean) / self.std if self.task.mean else targets)
         if not isinstance(found, Tensor) or found.numel() != 1:
             name, shape = self.task.choice.loss or LOSSES[self.task.name], [*getattr(found, "shape", ())]

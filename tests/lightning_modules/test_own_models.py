@@ -19,7 +19,7 @@ from lightning_modules.export import main as export
 from lightning_modules.nets.own import OwnNet, own_net
 from pflsim.cli import main
 from pflsim.config.settings import Eval, Settings, TaskChoice
-from pflsim.engine.execution import ReplyTask
+from pflsim.engine.execution import ReplyTask, TrainTask
 from pflsim.errors import SettingsError
 from pflsim.records.environment import own_modules
 from pflsim.records.saved_settings import saved_settings
@@ -198,9 +198,10 @@ MINE = """
     class NumPyDrop(Two):
         def features(self, x): return super().features(x) * (np.random.random() > 0.1 or not self.training)
     class Still(Two):
-        # a mode that is set without returning the module, and a buffer that is not used yet
+        # a mode that is set without returning the module, and a buffer and a parameter that are not used yet
         def __init__(self):
             super().__init__()
+            self.spare = nn.Parameter(torch.ones(3))
             self.register_buffer("empty", torch.full((2,), torch.nan))
         def train(self, mode=True): super().train(mode)
     with torch.random.fork_rng(): two = Two()
@@ -331,8 +332,9 @@ def test_buffers_that_training_changes_travel(mine: str) -> None:
         assert made.factory.constants == constant and "net.body.seen" in made.federation.initial
 
 
-def test_buffers_may_be_undefined_and_train_may_return_nothing(mine: str) -> None:
-    assert prepared(*TWO, f"model={mine}.Still").factory.constants == {"net.body.empty"}
+@pytest.mark.parametrize("method", ["fedavg", "per_fedavg"])
+def test_buffers_may_be_undefined_parameters_unused_and_train_may_return_nothing(mine: str, method: str) -> None:
+    assert prepared(*TWO, f"model={mine}.Still", f"method={method}").factory.constants == {"net.body.empty"}
 
 
 def test_a_model_that_computes_in_float32_inside_may_round(mine: str) -> None:
@@ -346,6 +348,8 @@ def test_states_keep_the_versions_of_layers_and_constants_do_not_travel(mine: st
         made = prepared(*TWO, f"model={mine}.Reloaded")
     assert not warned and (made.federation.initial["net.head.bias"] == 0.25).all()
     assert made.factory.constants == {"net.body.share"} and "net.body.share" not in made.federation.initial
+    moon = inline(prepared(*TWO, "method=moon", f"model={mine}.Reloaded"))
+    moon.fuse(moon.run(TrainTask(1), moon.send((0, 1))))
     executor = inline(made)
     executor.host.states[0] = {**executor.host.states[0], "net.body.scale": torch.full((16,), 3.0)}
     with executor.host._client(ReplyTask(), 0, "open"):

@@ -59,6 +59,16 @@ def test_states_and_messages_are_float32(method: str, tmp_path: Path) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=0.2) and losses[0] != losses[1]
 
 
+@pytest.mark.parametrize("lockstep", ["lockstep=true", "lockstep=false"])
+def test_loss_terms_are_summed_in_float32(lockstep: str, tmp_path: Path) -> None:
+    """In bfloat16, a term of 2.3 added to 128 or more would count as 2."""
+    given = ["method=gpfl", "rounds=1", "local_steps=100", "lr=1e-5", "method.mu=0", "batch_size=5", lockstep]
+    low, high = (run(tmp_path / p, *given, f"precision={p}")[1].records[0].reports for p in ("bf16", "ieee"))
+    for found, exact in zip(low, high, strict=True):
+        assert found.losses["ce"] == pytest.approx(exact.losses["ce"], rel=0.002)
+        assert found.losses["angle"] == pytest.approx(exact.losses["angle"], rel=0.01)
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fedproto"])
 def test_lockstep_and_loop_differ_by_rounding(method: str, tmp_path: Path) -> None:
     losses = []

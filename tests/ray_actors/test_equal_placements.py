@@ -104,6 +104,7 @@ class Counting(ServerRule[tuple[int, ...]]):
 
 SMALL = ["data=digits", "clients=6", "rounds=3", "fraction=0.5", "model=mlp", "method=fedavg", "lockstep=false"]
 TWO = "model.variants=[{hidden:[7,5]},{hidden:[5]}]"
+STRIDES = "model=pfedpm_cnn model.padding=2 model.variants=[{strides:[2,1]},{strides:[1,2]}]"
 
 
 def counting(monkeypatch: pytest.MonkeyPatch, *overrides: str) -> PreparedRun:
@@ -169,7 +170,8 @@ def test_variants_are_dealt_in_turn_and_equal_on_actors(monkeypatch: pytest.Monk
     ("words", "said"),
     [
         (TWO, "fedavg .*client 1"),
-        ("model=pfedpm_cnn model.padding=2 model.variants=[{strides:[2,1]},{strides:[1,2]}]", "client 0.* client 1"),
+        (STRIDES, "client 0.* client 1"),
+        (f"method=fedper {STRIDES}", "client 0.* client 1"),
         ("model.variants=[{hidden:[5]},{hidden:[7,5]}]", "fedavg .*client 0.*client 1"),
         ("method=fedfcd model.variants=[{hidden:[5]},{hidden:[6]}]", "fedfcd .*client 1"),
         ("model.variants=[{hiden:[7]}]", r"model\.hiden"),
