@@ -195,9 +195,15 @@ def test_one_endpoint_is_fedavg(model: Any) -> None:
     assert [t for t in range(1, 6) if Server(endpoints=2).surveys(t, 5)] == [4]
 
 
-@pytest.mark.parametrize("settings", [["model=pfedpm_cnn", "model.padding=2"], ["freeze=[head.weight]"]])
-def test_a_head_without_one_weight_to_train_is_refused(settings: list[str]) -> None:
-    with pytest.raises(SettingsError, match="floco needs .*Linear"):
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["model=pfedpm_cnn", "model.padding=2"], "floco needs .*Linear.*Sequential"),
+        (["freeze=[head.weight]"], "floco needs .*not frozen"),
+    ],
+)
+def test_a_head_without_one_weight_to_train_is_refused(settings: list[str], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
         prepared("method=floco", "data=digits", "clients=4", *settings)
 
 
