@@ -48,6 +48,7 @@ from pflsim.config.compose import composed, composing, config_folders, to_settin
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
 from pflsim.records.environment import PACKAGE, versions
+from pflsim.records.folder import is_complete
 from pflsim.terminal.exit_status import exit_status
 from pflsim.terminal.formats import in_text, plural
 from pflsim.terminal.identity import identity
@@ -181,8 +182,9 @@ def measure(cell: Cell, place: Place, settings: str) -> tuple[Row, Row]:
         RunError: the run failed.
     """
     board, began, folder = cell.board, time.monotonic(), place.runs / "final" / str(cell)
-    if cell.method == MIXED:
+    if cell.method == MIXED or is_complete(folder):  # a finished run may be that of another commit
         shutil.rmtree(folder, ignore_errors=True)
+    if cell.method == MIXED:
         figure, values, primary = mixed_model(cell, place.root, folder)
         digest, at = json.loads((folder / "partition.json").read_text())["hash"], ""
     else:
