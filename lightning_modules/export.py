@@ -22,6 +22,7 @@ from lightning_modules.base import ClientModule
 from lightning_modules.hosts.client_factory import ClientFactory
 from lightning_modules.nets.adjust import Adjustments
 from lightning_modules.nets.frozen import frozen, load_frozen
+from lightning_modules.nets.net import choose_memory_format
 from lightning_modules.nets.own import bind_models
 from lightning_modules.training import Training
 from pflsim.analysis.runs import PartitionFile, read_run
@@ -119,8 +120,7 @@ class SavedModels:
         """Return a module with its initial values."""
         module = self._factory.build(variant)
         load_frozen(self._folder, variant, module.net)
-        if module.net.channels_last:  # as in the run: the order of sums depends on it
-            module.to(memory_format=torch.channels_last)
+        choose_memory_format(module, module.net)  # as in the run: the order of sums depends on it
         return module
 
     @cached_property

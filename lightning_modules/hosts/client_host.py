@@ -21,6 +21,7 @@ from lightning_modules.lockstep.batch_schedule import ClientTraining
 from lightning_modules.lockstep.tracing import bind_state, clone_state, restored_state
 from lightning_modules.lockstep.training import Lockstep
 from lightning_modules.loop import train
+from lightning_modules.nets.net import choose_memory_format
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import CropFlip, Examples, Partition, Shard, StackedShards, shard, stacked_shards
 from pflsim.engine.execution import AdaptTask, ClientTask, EvalRequest, FinetuneTask, ReplyTask, TrainTask
@@ -76,8 +77,8 @@ class ClientHost:
             self.states: dict[int, Tensors] = InitialStates(factory, self.modules)
         for module in self.modules.values():
             module.to(self.device)
-            if self.device.type == "cpu" and module.net.channels_last:  # convolutions are faster there
-                module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            if self.device.type == "cpu":
+                choose_memory_format(module, module.net)
         self.module: ClientModule = next(iter(self.modules.values()))
         self.shards = {c: shard(dataset, partition, c).to(self.device) for c in clients}
         self.stacked_shards: dict[int, StackedShards] = {}

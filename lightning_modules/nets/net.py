@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from pflsim.data.dataset import Kind
@@ -30,7 +31,7 @@ class Net(nn.Module):
     notes: tuple[str, ...] = ()
     """What the user should know about the net; a run warns of it."""
     channels_last: bool = True
-    """Whether clients on a CPU store its tensors channels last, which is faster; False if it needs `view` of maps."""
+    """Whether its layers take maps that are stored channels last; False if one needs `view` of maps."""
 
     def __init__(self, body: nn.Module, head: nn.Module, feature_shape: tuple[int, ...], num_classes: int):
         super().__init__()
@@ -47,6 +48,26 @@ class Net(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map inputs [B, *input_shape] to logits [B, C]."""
         return self.head(self.body(x))
+
+
+def choose_memory_format(module: nn.Module, net: Net) -> None:
+    """Store the tensors of a module on a CPU channels last, where convolutions are faster, if that is safe.
+
+    It is not safe with a convolution of kernel 1, a stride and few channels: oneDNN writes past its workspace when it
+    computes the gradient of the weights (issue 6035 of oneapi-src/oneDNN), if there are fewer input channels than a
+    block has, which are 8 with AVX2 and 16 with AVX-512. The choice does not depend on the processor.
+
+    Args:
+        module: contains the net.
+        net: decides.
+    """
+    convolutions = (part for part in net.modules() if isinstance(part, nn.Conv2d))
+    overflows = any(
+        conv.kernel_size == (1, 1) and max(conv.stride) > 1 and conv.in_channels // conv.groups < 16
+        for conv in convolutions
+    )
+    if net.channels_last and not overflows:
+        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 @contextmanager

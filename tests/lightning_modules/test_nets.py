@@ -1,6 +1,9 @@
 """Every network: shapes, sizes, names and fusion units, by every file in configs/model."""
 
 import importlib
+import subprocess
+import sys
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from torch.nn import functional as F
 from lightning_modules.nets.cnn import Cnn
 from lightning_modules.nets.layers import norm2d
 from lightning_modules.nets.mlp import Mlp
-from lightning_modules.nets.net import Net
+from lightning_modules.nets.net import Net, choose_memory_format
 from lightning_modules.nets.resnet import ResNet18
 from pflsim.config.components import check_component
 from pflsim.errors import SettingsError
@@ -211,3 +214,69 @@ def test_settings_out_of_range(model: str, setting: str, values: tuple[Any, ...]
     for value in values:
         with pytest.raises(SettingsError, match=setting):
             make(model, MNIST, **{setting: value})
+
+
+# Memory formats ------------------------------------------------------------------------------------------------------
+
+WIDTHS = (2, 3, 4, 6, 8, 12, 16, 64)
+CONVOLUTIONAL = [
+    *(("resnet18", MNIST if w > 8 else (1, 12, 12), {"width": w}) for w in WIDTHS),
+    *(("resnet18_mh", (3, 12, 12), {"width": w}) for w in WIDTHS),
+    *((name, MNIST, {"channels": [w, w]}) for name in ("cnn", "cnn_bn", "lenet", "lenet_bn") for w in WIDTHS),
+    *((name, CIFAR, {"channels": [w] * 3}) for name in ("mnist_cnn", "cifar10_cnn") for w in WIDTHS),
+    *((name, MNIST, {"hidden_channels": w}) for name in ("pfedpm_cnn", "pfedpm_cnn_narrow") for w in WIDTHS),
+    *(("pfedpm_cnn", CIFAR, {"hidden_channels": w, "kernel": 1, "strides": [2, 2]}) for w in WIDTHS),
+    ("alexnet", CIFAR, {"hidden": 8}),
+]
+
+
+def gradient_errors() -> None:
+    """Compare gradients in the chosen memory format with float64 in contiguous memory; for a process of its own."""
+    torch.set_num_threads(1)
+    for model, shape, settings in CONVOLUTIONAL:
+        print(model, shape, settings, flush=True)
+        net = seeded(partial(make, model, shape, 4, **settings))
+        for part in [*net.modules()]:
+            for name, layer in part.named_children():
+                if isinstance(layer, nn.ReLU):  # where rounding decides, gradients jump
+                    setattr(part, name, nn.Softplus())
+                if isinstance(layer, nn.MaxPool2d):
+                    setattr(part, name, nn.AvgPool2d(2))
+        exact = deepcopy(net).double()
+        choose_memory_format(net, net)
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(2):
+            x = torch.rand(10, *shape, generator=generator)
+            gradients = []
+            for one, inputs in ((net, x.clone()), (exact, x.double())):
+                one.zero_grad()
+                F.cross_entropy(one(inputs.requires_grad_()), torch.arange(10) % 4).backward()
+                gradients.append([inputs.grad, *(parameter.grad for parameter in one.parameters())])
+            for got, expected in zip(*gradients, strict=True):
+                assert (got - expected).norm() <= 1e-3 * expected.norm() + 1e-5
+
+
+@pytest.mark.slow
+def test_gradients_in_the_chosen_memory_format() -> None:
+    """In a process of its own: oneDNN can overwrite memory, which ends it."""
+    code = f"import sys; sys.path[:0] = {sys.path!r}; import test_nets; test_nets.gradient_errors()"
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.returncode, done.stdout[-100:], done.stderr[-2000:])
+
+
+@pytest.mark.parametrize(
+    ("layer", "last"),
+    [
+        (partial(nn.Conv2d, 4, 8, 1, 2), False),
+        (partial(nn.Conv2d, 15, 8, 1, (1, 3)), False),
+        (partial(nn.Conv2d, 30, 8, 1, 2, groups=2), False),
+        (partial(nn.Conv2d, 16, 8, 1, 2), True),
+        (partial(nn.Conv2d, 4, 8, 1, 1), True),
+        (partial(nn.Conv2d, 4, 8, (1, 2), 2), True),
+    ],
+)
+def test_convolutions_that_stay_contiguous(layer: Any, last: bool) -> None:
+    net = Net(nn.Sequential(nn.Conv2d(3, 5, 3), layer()), nn.Linear(8, 2), (8,), 2)
+    choose_memory_format(net, net)
+    assert net.get_parameter("body.0.weight").is_contiguous(memory_format=torch.channels_last) == last
