@@ -66,10 +66,10 @@ def set_torch_defaults(stack: ExitStack | None = None) -> None:
     Raises:
         SettingsError: a context has another default device.
     """
-    warn_only, device = torch.is_deterministic_algorithms_warn_only_enabled(), torch.get_default_device()
+    warn_only, device = torch.is_deterministic_algorithms_warn_only_enabled(), torch.empty(0).device
     deterministic = torch.are_deterministic_algorithms_enabled()
     torch.set_default_device(None)
-    if torch.get_default_device().type != "cpu":
+    if torch.empty(0).device.type != "cpu":
         raise SettingsError(f"a run inside `with torch.device({str(device)!r})` is not possible: call it outside")
     calls: list[tuple[Any, Any, Any]] = [
         (torch.set_default_dtype, torch.get_default_dtype(), torch.float32),
