@@ -1,17 +1,35 @@
-# make run | test | test-all | test-slow | bench | soak | docs | check | format | clean; ARGS="..." is passed on.
+# make run | test | test-all | test-slow | test-lowest | bench | soak | docs | check | format | clean; ARGS="..." is passed on.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: run test test-all test-slow gpu-bundle gpu-check bench soak docs check format clean
+.PHONY: run test test-all test-slow test-lowest gpu-bundle gpu-check bench soak docs check format clean
 .DEFAULT_GOAL := run
 
-.venv/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"Python 3.11 or newer is needed, {sys.executable} is older: make PYTHON=...")'
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	@touch $@
+# Installs with uv into the environment $(1) with the options $(2), from the indexes that pip is configured with.
+define install
+$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"Python 3.11 or newer is needed, {sys.executable} is older: make PYTHON=...")'
+$(PYTHON) -m venv $(1)
+@command -v uv > /dev/null || $(1)/bin/python -m pip install --quiet uv
+@config=$$($(1)/bin/python -m pip config list); \
+for setting in UV_DEFAULT_INDEX:index-url UV_INDEX:extra-index-url UV_FIND_LINKS:find-links UV_INSECURE_HOST:trusted-host SSL_CERT_FILE:cert; do \
+  value=$$(echo "$$config" | sed -nE "s/^[^.]*\.$${setting#*:}='(.*)'$$/\1/; T; s/\\\\n/ /g; p; q"); \
+  [ -z "$$value" ] || [ -n "$$(printenv $${setting%:*})" ] || export $${setting%:*}="$$value"; \
+done; \
+PATH="$$PATH:$(1)/bin" uv pip install --python $(1)/bin/python --index-strategy unsafe-best-match $(2)
+@touch $@
+endef
 
-run: .venv/.installed  ## the default experiment, or make run ARGS="method=fedavg rounds=5"
+.venv/.runtime: pyproject.toml constraints.txt
+	@echo "Installing into .venv: up to 3.2 GB to download; UV_TORCH_BACKEND=cpu makes it less, without CUDA"
+	$(call install,.venv,--constraint constraints.txt --editable .)
+
+.venv/.installed: .venv/.runtime
+	$(call install,.venv,--constraint constraints.txt --editable '.[dev]')
+
+.venv-lowest/.installed: pyproject.toml
+	$(call install,.venv-lowest,--resolution lowest-direct --editable '.[dev]')
+
+run: .venv/.runtime  ## the default experiment, or make run ARGS="method=fedavg rounds=5"
 	$(BIN)/python launch.py $(ARGS)
 
 PYTEST = $(BIN)/python -m pytest --numprocesses auto --dist loadgroup
@@ -24,6 +42,12 @@ test-all: .venv/.installed  ## all tests
 
 test-slow: .venv/.installed  ## what `make test` leaves out
 	$(PYTEST) -m slow $(ARGS)
+
+# Old packages use what newer ones have deprecated.
+OLD := -W ignore::DeprecationWarning -W ignore::FutureWarning
+
+test-lowest: .venv-lowest/.installed  ## the tests of `make test` with the lowest versions that pyproject.toml admits
+	.venv-lowest/bin/python -m pytest --numprocesses auto --dist loadgroup -m "not slow" $(OLD) $(ARGS)
 
 gpu-bundle: .venv/.installed  ## what benchmarks/gpu_check.sh needs on a machine without network, into gpu-bundle/
 	PYTHON=$(BIN)/python bash benchmarks/gpu_bundle.sh
@@ -51,4 +75,4 @@ format: .venv/.installed
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv build dist docs/_build docs/generated *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-lowest build dist docs/_build docs/generated *.egg-info .pytest_cache .ruff_cache .hypothesis

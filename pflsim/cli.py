@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = sys.argv[1:] if arguments is None else arguments
     if words and words[0] in ANALYSIS:
-        return importlib.import_module(ANALYSIS[words[0]]).main(words[1:])
+        return exit_status(lambda: importlib.import_module(ANALYSIS[words[0]]).main(words[1:]))
     partition = words[:1] == [PARTITION]
     return exit_status(lambda: _execute(_options(words[partition:]), partition))
 
