@@ -43,11 +43,8 @@ test-all: .venv/.installed  ## all tests
 test-slow: .venv/.installed  ## what `make test` leaves out
 	$(PYTEST) -m slow $(ARGS)
 
-# Old packages use what newer ones have deprecated.
-OLD := -W ignore::DeprecationWarning -W ignore::FutureWarning
-
 test-lowest: .venv-lowest/.installed  ## the tests of `make test` with the lowest versions that pyproject.toml admits
-	.venv-lowest/bin/python -m pytest --numprocesses auto --dist loadgroup -m "not slow" $(OLD) $(ARGS)
+	.venv-lowest/bin/python -m pytest --numprocesses auto --dist loadgroup -m "not slow" -W ignore $(ARGS)
 
 gpu-bundle: .venv/.installed  ## what benchmarks/gpu_check.sh needs on a machine without network, into gpu-bundle/
 	PYTHON=$(BIN)/python bash benchmarks/gpu_bundle.sh

@@ -68,12 +68,14 @@ def set_torch_defaults(stack: ExitStack | None = None) -> None:
     """
     warn_only, device = torch.is_deterministic_algorithms_warn_only_enabled(), torch.empty(0).device
     deterministic = torch.are_deterministic_algorithms_enabled()
-    torch.set_default_device(None)
-    if torch.empty(0).device.type != "cpu":
-        raise SettingsError(f"a run inside `with torch.device({str(device)!r})` is not possible: call it outside")
+    if device.type != "cpu":
+        torch.set_default_device(None)
+        if torch.empty(0).device.type != "cpu":
+            raise SettingsError(f"a run inside `with torch.device({str(device)!r})` is not possible: call it outside")
+        if stack:
+            stack.callback(torch.set_default_device, device)
     calls: list[tuple[Any, Any, Any]] = [
         (torch.set_default_dtype, torch.get_default_dtype(), torch.float32),
-        (torch.set_default_device, None if device.type == "cpu" else device, None),
         (torch.set_flush_denormal, not torch.tensor(1e-40, device="cpu").mul(1.0).item(), False),
         (lambda on: torch.use_deterministic_algorithms(on, warn_only=warn_only), deterministic, False),
     ]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from packaging.version import Version
 from support import METHOD_PARAMS, prepared
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,6 +23,10 @@ from pflsim.fusion.blocks import COLUMNS, products_on
 from pflsim.fusion.mixing_weights import mixing_gradient
 
 GPU = torch.device("cuda:0")
+needs_fake_gpu = pytest.mark.skipif(
+    torch.version.cuda is None or Version(torch.__version__) < Version("2.11"),
+    reason="torch without CUDA or a fake GPU",
+)
 READS_VALUES = {"fedala", "fedas", "fedcac", "fedpac", "fedselect", "ifca", "pfedfda", "pfedpm", "r_pfedpm"}
 """Methods whose hooks depend on values, which tensors without memory do not have."""
 
@@ -50,7 +55,7 @@ def gradients_of_zero(outputs: Any, inputs: Any, **_: Any) -> tuple[torch.Tensor
     return tuple(torch.zeros_like(value) for value in ([inputs] if isinstance(inputs, torch.Tensor) else inputs))
 
 
-@pytest.mark.skipif(torch.version.cuda is None, reason="torch was built without CUDA")
+@needs_fake_gpu
 @pytest.mark.parametrize("method", METHOD_PARAMS)
 def test_hooks_stay_on_their_device(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = prepared("clients=3", "lockstep=false", "model.hidden=[8]", f"method={method}")
@@ -85,7 +90,7 @@ def test_hooks_stay_on_their_device(method: str, monkeypatch: pytest.MonkeyPatch
             assert all(value.device.type == "cpu" for value in (*uplink.weights.values(), *uplink.extra.values()))
 
 
-@pytest.mark.skipif(torch.version.cuda is None, reason="torch was built without CUDA")
+@needs_fake_gpu
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_products_on_the_server_device(device: str) -> None:
     """Blocks are uploaded, products are computed there, and results are where the rows are."""

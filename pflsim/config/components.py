@@ -143,8 +143,13 @@ def resolve(target: str, kind: Any = None, key: str = TARGET) -> Callable[..., A
     """
     found = kept_object(target, key) or _imported(target, key)
     made = key.startswith("model") and hasattr(found, "state_dict") and not inspect.isclass(found)
-    if not callable(found) or made:
-        raise SettingsError(f"{key}={target}: expected a class or function, found {type(found).__name__}")
+    try:
+        inspect.signature(found)
+    except (TypeError, ValueError):  # of what is no callable, and of functions in C
+        made = True
+    if made:
+        expected = "expected a class, or a function in Python"
+        raise SettingsError(f"{key}={target}: {expected}, found {type(found).__name__}")
     if kind is not None:
         _check_kind(found, kind, f"{key}={target}")
     return found
