@@ -25,7 +25,7 @@ from pflsim.fusion.mixing_weights import mixing_gradient
 GPU = torch.device("cuda:0")
 needs_fake_gpu = pytest.mark.skipif(
     torch.version.cuda is None or Version(torch.__version__) < Version("2.11"),
-    reason="torch without CUDA or a fake GPU",
+    reason="no fake GPU",
 )
 READS_VALUES = {"fedala", "fedas", "fedcac", "fedpac", "fedselect", "ifca", "pfedfda", "pfedpm", "r_pfedpm"}
 """Methods whose hooks depend on values, which tensors without memory do not have."""
