@@ -123,6 +123,8 @@ def _meta(
     formats = "npz", "image_folder", "table", "text", "domains"  # which hold any data
     trained = settings.clients - settings.eval.holdout_clients
     own = data in formats[:-1] or settings.data[TARGET].partition(".")[0] != "pflsim"
+    standardised, clipped = bool(module.criterion.task.mean), bool(settings.clip_grad_norm)
+    other = "task.standardize_target=true, " * (dataset.task == "regression" and not standardised)
     return RunMeta(
         method=component_name(settings, "method"),
         data=dataset.name if data in formats else data,
@@ -143,7 +145,10 @@ def _meta(
         task=dataset.task,
         patience=settings.stop.patience,
         precision=module.training_settings.precision,
-        loss=settings.task.loss or LOSSES[dataset.task] if settings.task.name == "auto" and own else "",
+        loss=f"{settings.task.loss or LOSSES[dataset.task]}{' of standardised targets' * standardised}"
+        if settings.task.name == "auto" and own
+        else "",
+        remedy=f"{other}a smaller lr than {settings.lr:g}, or a {'smaller ' * clipped}clip_grad_norm",
     )
 
 

@@ -61,6 +61,10 @@ class ClientError(RunError):
         return type(self), (self.client, self.round_number, self.phase, self.reason, self.suspects)
 
 
+class DivergenceError(ClientError):
+    """Raised when a client's loss or message is not finite; resuming the run gives the same values again."""
+
+
 class ServerError(RunError):
     """Raised when the server rule or its actor fails."""
 

@@ -25,7 +25,7 @@ from pflsim.engine.execution import Executor, NodeLost
 from pflsim.engine.interrupts import Interrupts, Stopped
 from pflsim.engine.recovery import MAX_NODE_LOSSES
 from pflsim.engine.simulation import Simulation
-from pflsim.errors import RunError, SettingsError, in_one_line
+from pflsim.errors import DivergenceError, RunError, SettingsError, in_one_line
 from pflsim.records.checkpoint_read import Checkpoint
 from pflsim.records.environment import own_modules, write_environment
 from pflsim.records.folder import LOG, create_run_folder, run_lock, run_log, write_config
@@ -179,7 +179,7 @@ class Runner:
                     simulation.run()
             except BaseException as error:
                 logger.debug(f"the run ended: {error or type(error).__name__}")
-                console.end(tracker.close(complete=False), folder)
+                console.end(tracker.close(complete=False), folder, resumable=not isinstance(error, DivergenceError))
                 self._close_ray()  # the current work of its actors is not needed any more
                 raise
             summary = tracker.close(True, simulation.states_saved, simulation.stopped)

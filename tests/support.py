@@ -102,6 +102,7 @@ class World:
     rule: ServerRule[Any]
     federation: Federation
     settings: Settings = Settings()
+    meta: RunMeta = RunMeta("made", "made_up", "iid", "", "mlp", 4, 3, 0)
 
     def inline(self) -> InlineExecutor:
         return inline(self)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import pflsim
+from pflsim.analysis.runs import Run
 from pflsim.data.dataset import Dataset
 from pflsim.engine.execution import EvalRequest
 from pflsim.errors import RunError, SettingsError
@@ -100,15 +101,39 @@ def test_a_metric_or_loss_of_several_numbers_is_refused_by_name(settings: dict[s
         pflsim.run(method="fedavg", **settings, **SMALL)
 
 
-@pytest.mark.parametrize(("standardize", "advised"), [(False, True), (True, False)])
-def test_large_targets_that_diverge_are_to_be_standardised(standardize: bool, advised: bool) -> None:
+@pytest.mark.parametrize(
+    ("settings", "standardised"),
+    [
+        ("data=breast_cancer model=tabular_mlp", True),
+        ("data=breast_cancer model=tabular_mlp task.standardize_target=false", False),
+        ("data=breast_cancer model=tabular_mlp task.loss=HuberLoss", False),
+        ("data=breast_cancer model=tabular_mlp task.loss=HuberLoss task.standardize_target=true", True),
+        ("data=digits", False),
+    ],
+)
+def test_targets_of_tables_are_standardised_by_default(settings: str, standardised: bool) -> None:
+    assert bool(prepared("task=regression", *settings.split()).factory.training.task.mean) == standardised
+
+
+def far(settings: dict[str, Any], **task: Any) -> Run:
+    """Run Local on numbers of about 1000."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(60, 4)).astype(np.float32), rng.normal(1000, 100, (60, 1)).astype(np.float32)
-    task = {"name": "regression", "standardize_target": standardize}
-    options = {**SMALL, "data": Dataset("far", x, y, 1, 40), "model": "tabular_mlp", "clients": 2, "lr": 1e9}
+    options = {**SMALL, "data": Dataset("far", x, y, 1, 40), "model": "tabular_mlp", "clients": 2, "progress": "plain"}
+    return pflsim.run(method="local", partition="iid", task={"name": "regression", **task}, **options | settings)
+
+
+@pytest.mark.parametrize("task", [{"standardize_target": False}, {}], ids=str)
+def test_a_run_that_diverges_says_which_settings_help(task: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """Resuming it would not."""
     with pytest.raises(RunError) as caught:
-        pflsim.run(method="local", partition="iid", task=task, **options)
-    assert ("task.standardize_target=true" in str(caught.value)) == advised and "on_nonfinite" in str(caught.value)
+        far({"lr": 1e9, "clip_grad_norm": 1e30}, **task)
+    words = {"task.standardize_target=true", "lr", "clip_grad_norm", "on_nonfinite=drop"}
+    said = {word for word in words if word in str(caught.value)}
+    assert said == words - ({"task.standardize_target=true"} if not task else set())
+    assert "resume" not in capsys.readouterr().out
+    (warning,) = far({"lr": 1e20, "rounds": 1, "on_nonfinite": "keep"}, standardize_target=False).summary["warnings"]
+    assert "loss" in warning and "task.standardize_target=true" in warning
 
 
 @pytest.mark.filterwarnings("ignore:Using a target size")

@@ -69,8 +69,7 @@ class BaseExecutor(Executor[Handle], ABC):
         device = "cuda" if settings.placement.server_device == "cuda" else "cpu"
         self.server_arguments = prepared.rule, prepared.federation, self.factory.threads, device
         self.faults = FaultRecorder()
-        task, names = self.factory.training.task, prepared.partition.names
-        remedy = "set task.standardize_target=true, or " * (task.name == "regression" and not task.mean)
+        names, remedy = prepared.partition.names, prepared.meta.remedy
         self.failure_policy = FailurePolicy(self.on_error, self.factory.on_nonfinite, self.faults, names, remedy)
         self.clients_done: Callable[[int], None] = lambda clients: None
         self._before: tuple[Any, dict[int, Any]] | None = None

@@ -14,7 +14,7 @@ import torch
 from lightning_modules.hosts.attributes import StateError
 from pflsim.config.settings import OnError
 from pflsim.engine.execution import FaultRecorder
-from pflsim.errors import ClientError, called
+from pflsim.errors import ClientError, DivergenceError, called
 from pflsim.messages import Uplink
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class FailurePolicy:
         on_nonfinite: the setting on_nonfinite: abort, drop or keep.
         faults: records the clients that failed.
         names: of the clients, if they have names.
-        remedy: advice against values that are not finite.
+        remedy: settings against values that are not finite.
     """
 
     on_error: OnError
@@ -106,7 +106,8 @@ class FailurePolicy:
         text = f"{error} [{failure.where}]" if failure.where else str(error)
         if failure.kind == "nonfinite":
             if self.on_nonfinite == "abort":
-                raise self._final(failure, f"{self.remedy}set on_nonfinite=drop to continue without it") from error
+                advice = f"set {self.remedy}; on_nonfinite=drop continues without the client"
+                raise self._final(failure, advice, DivergenceError) from error
             logger.warning(f"{text}; dropped from this round")
             self.faults.add(suspects, "nonfinite")
             return ()
@@ -148,9 +149,9 @@ class FailurePolicy:
         shown = [called(client, self.names).removeprefix("client ") for client in sorted(clients)]
         return f"client{'s' if len(shown) > 1 else ''} {', '.join(shown)}"
 
-    def _final(self, failure: Failure, advice: str) -> ClientError:
+    def _final(self, failure: Failure, advice: str, kind: type[ClientError] = ClientError) -> ClientError:
         """Return the error that ends the run, with the actor and an advice."""
         error = failure.error
         reason = f"{error.reason} [{failure.where}]" if failure.where else error.reason
         reason = f"{reason} ({advice})"
-        return ClientError(error.client, error.round_number, error.phase, reason, error.suspects, self.names)
+        return kind(error.client, error.round_number, error.phase, reason, error.suspects, self.names)

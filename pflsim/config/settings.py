@@ -105,8 +105,8 @@ class TaskChoice:
     """Weights of classes in the loss: balanced over all training data or within each client, or a list."""
     label_smoothing: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Label smoothing of cross-entropy, in [0, 1)."""
-    standardize_target: bool = False
-    """Train on targets of regression with mean 0 and deviation 1; predictions and metrics keep their unit."""
+    standardize_target: bool | None = None
+    """Train on standardised targets of regression; metrics keep their unit. null: on tables with the default loss."""
 
 
 @dataclass(frozen=True)

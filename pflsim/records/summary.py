@@ -58,6 +58,7 @@ class RunMeta:
         patience: of early stopping; None: the run does all rounds.
         precision: of convolutions and matrix products.
         loss: its name, if the task was found from the targets of a user's data.
+        remedy: the settings that help if training diverges.
     """
 
     method: str
@@ -80,6 +81,7 @@ class RunMeta:
     patience: int | None = None
     precision: Precision = "ieee"
     loss: str = ""
+    remedy: str = "a smaller lr"
 
     def phase(self, model: ModelKind) -> EvalPhase:
         """Return the phase in which a model is reported; "received" for the global model, which no client trains."""

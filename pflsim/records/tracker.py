@@ -93,9 +93,12 @@ class Tracker:
         self.history.append(metrics)
         guesses = math.log(max(self.meta.classes, 2))
         worst = [v for name, v in metrics.losses.items() if name.endswith("ce") and not v <= MAX_LOSS * guesses]
-        if worst and not any(warning.startswith(EXPLODES) for warning in self._now.warnings):
-            loss = f"cross-entropy is {worst[0]:.4g} in round {record.round}, and {guesses:.3g} for random guesses"
-            self.warn(f"{EXPLODES}: the {loss}; use a smaller lr")
+        signs = [f"cross-entropy is {v:.4g}, and {guesses:.3g} for random guesses" for v in worst]
+        found = metrics.evaluations.get(self.meta.reported)
+        if found and self.meta.task == "regression" and not math.isfinite(found.loss):
+            signs.append(f"loss on test data is {found.loss}")
+        if signs and not any(warning.startswith(EXPLODES) for warning in self._now.warnings):
+            self.warn(f"{EXPLODES}: in round {record.round} the {signs[0]}; set {self.meta.remedy}")
         return metrics
 
     def warn(self, warning: str) -> None:

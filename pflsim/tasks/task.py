@@ -211,14 +211,15 @@ def _made(task: Task) -> Any:
 
 
 def task_of(settings: Settings, dataset: Dataset, partition: Partition) -> Task:
-    """Return the task of a run, with the class weights of the settings.
+    """Return the task of a run, with its class weights, and the mean and deviation of targets to standardise.
 
     Raises:
         SettingsError: there is no such loss, or the number of class weights is wrong.
     """
     task, trained = Task(dataset.task, dataset.num_classes, settings.task), range(partition.clients)
     given = task.choice.class_weights
-    if settings.task.standardize_target:
+    numbers = task.name == "regression" and dataset.kind == "tables" and task.choice.loss is None
+    if numbers if (asked := task.choice.standardize_target) is None else asked:
         if task.name != "regression":
             raise SettingsError(f"task.standardize_target=true: the run has task={task.name}; leave it out")
         y = dataset.y[np.concatenate(partition.train)].astype(np.float64)

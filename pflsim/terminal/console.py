@@ -175,17 +175,18 @@ class Console:
         """Remove the live display."""
         self._live.stop()
 
-    def end(self, summary: Summary, folder: Path) -> None:
+    def end(self, summary: Summary, folder: Path, resumable: bool = True) -> None:
         """Print the run's result, where its files are, and how to see its curves or resume it.
 
         Args:
             summary: the run's summary.
             folder: the run folder.
+            resumable: whether resuming an incomplete run can complete it.
         """
         self.close()
         resume = f"resume with  {resume_command(folder, self._url)}"
         if self.progress == "none":
-            if self._watch and not summary.complete:
+            if self._watch and resumable and not summary.complete:
                 self.stream.write(f"{resume}\n")  # above the table of the sweep, which rich itself would write over
             return
         self._print("")
@@ -199,7 +200,7 @@ class Console:
         self._print(f"peak memory  {format_bytes(summary.peak_rss_mb * 1e6)}, {self.memory_of}")
         self._print(f"run folder   {folder}{self._copy()}")
         self._print(f"curves       {tensorboard_command(folder)}")
-        if not (summary.complete and summary.states_saved):
+        if resumable and not (summary.complete and summary.states_saved):
             self._print(resume)
 
     def _copy(self) -> str:
