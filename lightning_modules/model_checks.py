@@ -273,14 +273,18 @@ def check_phases(method: str, variants: Sequence[ClientModule]) -> None:
         if some and type(module).shared != NOTHING and not module.shared_parameters():
             raise SettingsError(f"{method} has no parameters to send, because those are frozen; freeze less")
         for phase in {phase.name: phase for stage in module.stages() for phase in stage.phases}.values():
-            kinds = type(module).__mro__
-            own, scheduled, used = (_owner(kinds, name) for name in ("objective", "schedule", phase.objective))
-            if own < min(scheduled, used):
-                raise SettingsError(
-                    f"method={method}: {kinds[own].__name__} overrides objective, but phase {phase.name} takes "
-                    f"{kinds[used].__name__}.{phase.objective}; define {phase.objective} in {kinds[own].__name__} too"
-                )
             module.make_step(phase)  # refuses phases without parameters, and wrong options of the optimiser
+
+
+def objective_warnings(method: str, module: ClientModule) -> tuple[str, ...]:
+    """Return a warning if a subclass replaces the loss of some phases only, unless it adds terms to `super()`'s."""
+    kinds, code = type(module).__mro__, getattr(type(module).objective, "__code__", None)
+    for phase in (phase for stage in module.stages() for phase in stage.phases):
+        own, scheduled, used = (_owner(kinds, name) for name in ("objective", "schedule", phase.objective))
+        if own < min(scheduled, used) and "objective" not in getattr(code, "co_names", ()):
+            here = f"{kinds[used].__name__}.{phase.objective}"
+            return (f"{method} trains phase {phase.name} on {here}, and others on {kinds[own].__name__}.objective",)
+    return ()
 
 
 def _owner(kinds: Sequence[type], name: str) -> int:

@@ -101,8 +101,8 @@ def prepare(settings: Settings, trial: bool = True) -> PreparedRun:
     factory, warnings = model_checks.in_lockstep(replace(factory, stacks=found), variants, dataset, settings)
     plan = replace(plan, metrics=metrics, header={**plan.header, "order_of_examples": order})
     batches = tuple(local.local_steps or local.local_epochs * -(-size // local.batch_size) for size in sizes)
-    sharing = model_checks.sharing_warnings(method, variants)
-    warnings = (*dataset_warnings(dataset), *module.net.notes, *warnings, *sharing)
+    doubts = *model_checks.sharing_warnings(method, variants), *model_checks.objective_warnings(method, module)
+    warnings = (*dataset_warnings(dataset), *module.net.notes, *warnings, *doubts)
     return PreparedRun(settings, dataset, partition, factory, rule, federation, plan, meta, batches, warnings)
 
 

@@ -56,6 +56,13 @@ def test_the_term_is_logged_and_acts(mine: Path) -> None:
     assert all(a["prox"] > 0 and a["ce"] != b["ce"] for a, b in zip(pulled, free, strict=True))
 
 
+def test_a_term_is_added_to_one_phase_of_a_method(mine: Path) -> None:
+    folder = run(mine, "method=mine.small_features.SmallFeatures", "method.head_epochs=1")
+    losses = [json.loads(line)["losses"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert all({*terms} == {"head/ce", "body/ce", "body/size"} and terms["body/size"] > 0 for terms in losses)
+    assert "warnings" not in json.loads((folder / "summary.json").read_text())
+
+
 def test_its_settings_are_checked(mine: Path, refused: Callable[..., str]) -> None:
     words = ("--config-dir", "mine/configs", "method=body_prox", "method.mu=-1", "executor=inline")
     assert "method.mu=-1" in refused(*words) and not (mine / "runs").exists()

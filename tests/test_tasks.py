@@ -67,7 +67,10 @@ def test_a_metric_that_is_undefined_is_missing_and_counted() -> None:
     assert (found["clients"], found["undefined"]) == (1, 2) and 0 <= found["mean"] == found["worst_decile"] <= 1
     last = run.per_client().query("round == 3 and split == 'test' and model == 'personal'")
     assert last["auroc"].isna().tolist() == [True, True, False] and 0 <= found["pooled"] <= 1
-    assert "is undefined for 2 clients" in pflsim.report(run).read_text()
+    other = {"partition": rows | {"test": [[*range(15, 45)], [*range(15)], rows["test"][2]]}, "seed": 1}
+    runs = [run, pflsim.run(method="local", eval={"primary": "auroc"}, **options | other)]
+    assert "is undefined for 1–2 clients" in pflsim.report(runs).read_text()
+    assert " 1–2 " in str(pflsim.compare(runs)).partition("undefined")[2].partition("Local")[2].partition("\n")[0]
     rows["test"][2] = [*range(60, 75)]
     with pytest.raises(SettingsError, match=r"eval\.primary=auroc"):
         pflsim.run(method="local", eval={"primary": "auroc"}, **options)

@@ -77,17 +77,20 @@ def figures(comparison: Comparison) -> Table:
     def add(header: str, name: str, decimals: int | None = None, scale: float = 1, std: bool = True) -> None:
         columns[header] = [_spread(row.figures.get(name), decimals, scale, std) for row in rows]
 
+    def count(header: str, name: str) -> None:
+        columns[header] = [span(row.figures[name].values) if name in row.figures else NONE for row in rows]
+
     add(in_text(comparison.primary).replace(" ", "\n"), "mean", 3)
     add("weighted\nmean", "weighted_mean", 3, std=False)
     if any(row.figures["undefined"].mean for row in rows if "undefined" in row.figures):
-        add("undefined\nclients", "undefined", 1)
+        count("undefined\nclients", "undefined")
     add("worst\ndecile", "worst_decile", 3)
     for name in comparison.metrics:
         add(in_text(name).replace(" ", "\n"), name, 3)
     add(f"{unit} until\nround", "bytes_until_round", None, scale, std=False)
     add(f"{unit}\nin all", "bytes_total", None, scale, std=False)
     if target is not None:
-        add(f"rounds\nto {target:g}", "rounds_to_target", 1)
+        count(f"rounds\nto {target:g}", "rounds_to_target")
         add(f"{unit}\nto {target:g}", "bytes_to_target", None, scale, std=False)
     lines = tuple(zip(*columns.values(), strict=True))
     return Table(title(comparison), tuple(columns), lines, tuple(notes(comparison)), " ".join(comparison.sentences))
@@ -174,10 +177,10 @@ def _record(comparison: Comparison, row: Row, settings: list[str]) -> dict[str, 
     }
 
 
-def span(rounds: Sequence[int]) -> str:
-    """Format the smallest and the largest round: `3–7`, or `3` if they are equal, or `—` if there are none."""
-    first, last = min(rounds, default=NONE), max(rounds, default=NONE)
-    return str(first) if first == last else f"{first}–{last}"
+def span(counts: Sequence[float]) -> str:
+    """Format the smallest and the largest whole number: `3–7`, or `3` if they are equal, or `—` if there are none."""
+    first, *others = dict.fromkeys(f"{count:.0f}" for count in sorted(counts)) or [NONE]
+    return "–".join([first, *others[-1:]])
 
 
 def _spread(spread: Spread | None, decimals: int | None, scale: float, std: bool) -> str:
@@ -185,17 +188,14 @@ def _spread(spread: Spread | None, decimals: int | None, scale: float, std: bool
 
     Args:
         spread: the values; None: there are none.
-        decimals: after the point; 1: of counts, which are whole numbers with one seed; None: as for three digits, at
-            most three.
+        decimals: after the point; None: as for three digits, at most three.
         scale: size of the unit.
         std: whether to add the standard deviation.
     """
     if spread is None:
         return NONE
     mean = spread.mean / scale
-    if decimals == 1 and spread.std is None:
-        decimals = 0
-    elif decimals is None:
+    if decimals is None:
         decimals = 0 if mean == 0 else next((n for n, least in enumerate((99.95, 9.995, 0.9995)) if mean >= least), 3)
     text = fixed(mean, decimals)
     return text if spread.std is None or not std else f"{text} ± {fixed(spread.std / scale, decimals)}"

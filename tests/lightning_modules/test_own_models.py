@@ -427,13 +427,17 @@ class NoSuper(ClientModule):
     def __init__(self, net, training):
         self.net = net
 
+class OneTerm(FedRep):
+    def objective(self, batch):
+        return {**super().objective(batch), "size": self.net.body(batch[0]).square().mean()}
+
 class OwnLoss(FedRep):
     def objective(self, batch):
-        return {"ce": 2 * super().objective(batch)["ce"]}
+        return {"own": self.net(batch[0]).square().mean()}
 
 class OwnLosses(OwnLoss):
     def head_objective(self, batch):
-        return {"ce": 2 * super().head_objective(batch)["ce"]}
+        return self.objective(batch)
 
 class Fails(ClientModule):
     def __init__(self, net, training):
@@ -448,7 +452,7 @@ class Silent(ClientModule):
 
 @pytest.mark.parametrize(
     ("name", "line", "where"),
-    [("NoSuper", 7, "building a client of"), ("Fails", 20, "building a client of"), ("Silent", 24, "^method=")],
+    [("NoSuper", 7, "building a client of"), ("Fails", 24, "building a client of"), ("Silent", 28, "^method=")],
 )
 def test_an_error_in_an_own_method_names_its_line(name: str, line: int, where: str, here: Path) -> None:
     module = f"own_{name.lower()}"
@@ -457,11 +461,12 @@ def test_an_error_in_an_own_method_names_its_line(name: str, line: int, where: s
         prepared(*TWO, f"method={module}.{name}")
 
 
-def test_an_own_loss_reaches_every_phase_or_is_refused(here: Path) -> None:
+def test_an_own_loss_reaches_every_phase_or_a_warning_says_so(here: Path) -> None:
     (here / "own_losses.py").write_text(OWN_METHODS)
-    with pytest.raises(SettingsError, match="^method=OwnLoss: .*head_objective"):
-        prepared(*TWO, "method=own_losses.OwnLoss")
-    prepared(*TWO, "method=own_losses.OwnLosses")
+    (warning,) = prepared(*TWO, "method=own_losses.OwnLoss").warnings
+    assert "phase head" in warning and "head_objective" in warning and "OwnLoss.objective" in warning
+    assert not prepared(*TWO, "method=own_losses.OneTerm").warnings
+    assert not prepared(*TWO, "method=own_losses.OwnLosses").warnings
 
 
 def test_pretrained_weights_by_the_user_s_names(mine: str, tmp_path: Path, refused: Callable[..., str]) -> None:

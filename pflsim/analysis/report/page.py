@@ -19,7 +19,7 @@ from pflsim.analysis.report.forest import Benchmark, overall
 from pflsim.analysis.report.grid import MAX_GROUPS, grid_of
 from pflsim.analysis.report.study import Study, read_study
 from pflsim.analysis.runs import Run, read_run
-from pflsim.analysis.tables import as_csv, drawn, numbers, records, tables, untrained
+from pflsim.analysis.tables import as_csv, drawn, numbers, records, span, tables, untrained
 from pflsim.analysis.verdict import decimals_of, fixed, over_benchmarks, rounded, scale_of, signed, winners
 from pflsim.analysis.words import heading, varying
 from pflsim.config.names import listed, written
@@ -104,7 +104,7 @@ def environment(who: Sequence[Identity]) -> Environment:
     loader = PackageLoader("pflsim.analysis.report", "templates")
     env = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     env.filters |= {"rate": _rate, "size": _size, "plural": plural, "p": _p, "listed": listed, "points": _points}
-    env.filters["thousands"] = "{:,}".format
+    env.filters |= {"thousands": "{:,}".format, "span": span}
     env.filters |= {"duration": lambda value: format_seconds(value.mean), "letters": in_text, "numbers": numbers}
     env.filters |= {"begun": lambda text: text if text[1:2].isupper() else text[:1].upper() + text[1:], "zip": zip}
     env.filters["cut"] = lambda name, most: name if len(name) <= most else f"{name[: most - 1]}…"
