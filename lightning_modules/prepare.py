@@ -36,19 +36,20 @@ from pflsim.tasks.task import LOSSES, task_of
 from pflsim.types import Split
 
 
-def prepare(settings: Settings, trial: bool = True) -> PreparedRun:
+def prepare(settings: Settings, trial: bool = True, kept: dict[str, Dataset] | None = None) -> PreparedRun:
     """Load and partition the data, build the modules and the server rule, and draw the cohorts.
 
     Args:
         settings: of the run.
         trial: whether clients are tried first, see `lightning_modules.trial`.
+        kept: see `load_federation`.
 
     Raises:
         SettingsError: the settings cannot be run. Nothing was started or written.
     """
     make_client, make_rule = bind_method(settings.method, client_kind=MakesClient, server_kind=MakesRule)
     models = bind_models(settings, kind=MakesNet)
-    dataset, partition = load_federation(settings)
+    dataset, partition = load_federation(settings, kept)
     models = model_checks.fitted(models, dataset, settings)
     task = task_of(settings, dataset, partition)
     metrics = metrics_of(settings.eval.metrics, task, settings.eval.primary)

@@ -19,6 +19,7 @@ from lightning_modules.surroundings import torch_defaults
 from pflsim.analysis.runs import read_run
 from pflsim.config.settings import Settings, swept
 from pflsim.config.validate import is_url
+from pflsim.data.dataset import Dataset
 from pflsim.data.record import record_names, write_partition
 from pflsim.engine.callbacks import Callbacks
 from pflsim.engine.execution import Executor, NodeLost
@@ -56,6 +57,19 @@ class Runner:
 
     def __init__(self, early: LocalRay | None = None) -> None:
         self.interrupts, self._ray = Interrupts(), early
+
+    def check(self, settings: Settings, kept: dict[str, Dataset]) -> None:
+        """Prepare a run, and drop what this makes except the data set.
+
+        Args:
+            settings: of the run.
+            kept: see `load_federation`.
+
+        Raises:
+            SettingsError: the settings cannot be run.
+        """
+        with torch_defaults(), self._stoppable(), self.interrupts.abandonable():
+            prepare(with_server_device(settings), kept=kept)
 
     def run(self, settings: Settings, callbacks: Iterable[Any] = ()) -> Path:
         """Run the settings and return the run folder.

@@ -67,13 +67,14 @@ def short_runs(request: pytest.FixtureRequest) -> Iterator[None]:
     """Runs in this process leave out what would take a short one half of its time, where it is not in question.
 
     They do not draw what is in their pictures, do not wait for the disk, ask git once, and do not add up the memory of
-    all processes.
+    all processes. They do not say what takes long, which depends on the machine.
     """
     from pflsim.records import environment
 
     name = request.path.stem.removeprefix("test_")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
+        patch.setattr("pflsim.progress.FIRST", 1e6)
         if name not in DRAWN:
             patch.setattr("matplotlib.figure.Figure.draw", lambda figure, renderer: None)
         if name not in MEASURED:

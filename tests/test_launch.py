@@ -39,7 +39,8 @@ COMPONENTS = """
 
 def replace_runner(monkeypatch: pytest.MonkeyPatch, run: Callable[[Settings], None]) -> None:
     importlib.import_module("pflsim.commands.resume")  # or it would take the fake for later tests
-    fake = nullcontext(SimpleNamespace(run=lambda settings, callbacks: run(settings) or Path("none")))
+    made = {"run": lambda settings, callbacks: run(settings) or Path("none"), "check": lambda settings, kept: None}
+    fake = nullcontext(SimpleNamespace(**made))
     monkeypatch.setattr(sweep, "new_runner", lambda first, own_process: fake)
 
 
@@ -327,11 +328,39 @@ def test_a_settings_error_of_the_run_is_a_message(monkeypatch: pytest.MonkeyPatc
 def test_an_error_of_all_runs_of_a_sweep_is_printed_when_it_occurs_and_at_the_end(
     parallel: str, here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["-m", "data=npz", "data.path=nowhere.npz", "seed=0,1,2", "executor=inline", f"sweep.parallel={parallel}"]
+    words = ["-m", "run_dir=/proc/no/${seed}", "seed=0,1,2", "executor=inline", f"sweep.parallel={parallel}"]
     assert cli.main(words) == 1
     said = capfd.readouterr().err
-    assert said.count("data.path=nowhere.npz cannot be read") == 2 and "3 of 3 runs failed" in said
-    assert said.splitlines()[-1].startswith("[1/3] seed=0, [2/3] seed=1, [3/3] seed=2: data.path=nowhere.npz cannot")
+    assert said.count("run folder /proc/no cannot be created") == 2 and "3 of 3 runs failed" in said
+    assert said.splitlines()[-1].startswith("[1/3] seed=0, [2/3] seed=1, [3/3] seed=2: run folder /proc/no cannot")
+
+
+RULES = """
+    import numpy as np
+    from pflsim.data.dataset import Dataset
+    calls = []
+    def load() -> Dataset:
+        calls.append("load")
+        y = np.arange(60) % 2
+        return Dataset("mine", np.stack([y, -y, 2 * y], 1).astype(np.float32), y, 2, 40)
+    def rule(labels, num_classes, clients, rng, client_ids) -> list[np.ndarray]:
+        calls.append("partition")
+        return np.array_split(rng.permutation(len(labels)), clients)
+"""
+
+
+def test_a_sweep_prepares_a_run_of_each_kind_before_its_first(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Numbers make no kind; all runs that fail are named, and runs with equal data read them once."""
+    name = f"own_{next(NUMBERS)}"
+    (here / f"{name}.py").write_text(dedent(RULES))
+    words = [f"data={name}.load", f"partition={name}.rule", "model=linear", "executor=inline", "clients=2"]
+    assert cli.main(["-m", "lr=0.1,2e-1", "method=fedavg,fedrep,fedas", "buffers=local,aggregate", *words]) == 2
+    said = capsys.readouterr()
+    named = [line.removeprefix("error: ").partition(": ")[0] for line in said.err.splitlines()]
+    of = lambda n, name: f"[{n}/12] lr=0.1 {name} buffers=local, [{n + 1}/12] lr=0.1 {name} buffers=aggregate"  # noqa: E731
+    assert named == [of(3, "FedRep"), of(5, "FedAS")] and "net.body" in said.err
+    assert not said.out and not Path("runs").exists()
+    assert importlib.import_module(name).calls == ["load", *["partition"] * 6]
 
 
 def test_an_interrupted_sweep_runs_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import importlib
 import random
+import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,6 +18,7 @@ from pflsim.config.compose import Composition, run_settings, to_settings
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
+from pflsim.progress import SILENT, counted, working
 from pflsim.terminal.identity import identity
 from pflsim.terminal.status import watching, write_status
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 LIGHT = "lightning_modules.light"
 """Module that imports Lightning without packages that no run needs."""
 T = TypeVar("T")
+NUMBER = re.compile(r"=[-+]?[\d._]+(e[-+]?\d+)?$", re.IGNORECASE)
+"""The value of an override that is a number."""
 RUN_BYTES = 2 * 2**30
 """Free memory that `sweep.parallel=auto` wants for each run."""
 
@@ -53,15 +57,22 @@ def run_all(
         RunError: a run failed; `Stopped` if a signal stopped it, and the runs after it were not started.
     """
     differing = _short_names(jobs)
-    names = [f"[{number}/{len(jobs)}] {name}" for number, name in enumerate(differing, start=1)]
+    names = [f"[{n}/{len(jobs)}] {name}" * (len(jobs) > 1) for n, name in enumerate(differing, start=1)]
     varying = [values[0].partition("=")[0].lstrip("+") for values in zip(*jobs, strict=True) if len({*values}) > 1]
     failed = dict[int, str]()
-    first = _of_all(run_settings, configs, names)[0]
+    first = of_all(run_settings, configs, names)[0]
     if own_process and first and parallel_runs([first] * len(jobs)) > 1:
         importlib.import_module("pflsim.terminal.processes").import_early()
     with new_runner(first, own_process) as runner:
-        runs = _of_all(to_settings, configs, names)
-        check_sweep(runs)
+        with working("checking the settings before the first run", first is None or first.progress not in SILENT):
+            runs = of_all(to_settings, configs, names)
+            check_sweep(runs)
+            if len(runs) > 1:
+                kinds = [tuple(NUMBER.sub("", text) for text in job) for job in jobs]
+                # those with equal data follow each other, so that the data are read once
+                chosen = sorted(map(kinds.index, {*kinds}), key=lambda n: (str(runs[n].data), n))
+                check = partial(runner.check, kept={})
+                of_all(check, [runs[n] for n in chosen], [names[n] for n in chosen], every=True)
         for line in dict.fromkeys(map(_found_server, configs, runs)):
             print(line, end="", flush=True)
         for settings in runs if varying else ():
@@ -89,11 +100,7 @@ def run_all(
                     failed[number] = str(error)
                 table.ended(number, failed=number in failed)
     if failed:
-        lines = [f"{len(failed)} of {len(runs)} runs failed:"]
-        for reason in dict.fromkeys(failed.values()):
-            which = ", ".join(names[number] for number, own in sorted(failed.items()) if own == reason)
-            lines.append(f"{which}: {reason.partition(chr(10))[0]}")
-        raise RunError("\n".join(lines))
+        raise RunError("\n".join([f"{len(failed)} of {len(runs)} runs failed:", *_reasons(failed, names)]))
 
 
 def _short_names(jobs: Sequence[Sequence[str]]) -> list[str]:
@@ -103,20 +110,43 @@ def _short_names(jobs: Sequence[Sequence[str]]) -> list[str]:
     return [" ".join(v if "=" in v else identity(v).display for v in own) for own in values]
 
 
-def _of_all(settings: Callable[[Composition], T], configs: Sequence[Composition], names: Sequence[str]) -> list[T]:
-    """Return the settings of all runs; an error in a sweep names the run."""
-    found = list[T]()
-    for name, config in zip(names, configs, strict=True):
+def of_all(check: Callable[[Any], T], given: Sequence[Any], names: Sequence[str], every: bool = False) -> list[T]:
+    """Return what a function returns for each run.
+
+    Args:
+        check: the function.
+        given: its argument, by run.
+        names: of the runs, for the error; an empty one is left out.
+        every: whether the error is about every run that fails, and not only about the first one.
+
+    Raises:
+        SettingsError: the function has raised one.
+    """
+    found, failed = list[T](), dict[int, str]()
+    for number, one in enumerate(counted(given, "runs")):
         try:
-            found.append(settings(config))
+            found.append(check(one))
         except SettingsError as error:
-            raise (SettingsError(f"{name}: {error}") if len(names) > 1 else error) from None
+            if not names[number]:
+                raise
+            failed[number] = str(error)
+            if not every:
+                break
+    if failed:
+        raise SettingsError("\n".join(_reasons(failed, names)))
     return found
+
+
+def _reasons(failed: Mapping[int, str], names: Sequence[str]) -> Iterator[str]:
+    """Yield a line for each reason, with the names of the runs that fail for it."""
+    for reason in dict.fromkeys(failed.values()):
+        which = ", ".join(names[number] for number, own in sorted(failed.items()) if own == reason)
+        yield f"{which}: {reason.partition(chr(10))[0]}"
 
 
 def _found_server(config: Composition, settings: Settings) -> str:
     """Return a line with the server rule of a method that is named by its client only."""
-    if settings.progress in ("quiet", "none") or not names_client_only(config.config["method"]):
+    if settings.progress in SILENT or not names_client_only(config.config["method"]):
         return ""
     return f"method={settings.names['method']}: the server rule is {settings.method['server']['_target_']}\n"
 

@@ -54,8 +54,12 @@ class ShiftRule(Protocol):
         ...
 
 
-def load_federation(settings: Settings) -> tuple[Dataset, Partition]:
+def load_federation(settings: Settings, kept: dict[str, Dataset] | None = None) -> tuple[Dataset, Partition]:
     """Load the data set of a run, partition it over the clients, and shift their examples.
+
+    Args:
+        settings: of the run.
+        kept: the data set of the last call, by its settings, which is not loaded again; None: it is not kept.
 
     Raises:
         SettingsError: a component does not exist, the data cannot be read, or they cannot be partitioned or shifted so.
@@ -67,7 +71,11 @@ def load_federation(settings: Settings) -> tuple[Dataset, Partition]:
         explicit, rule = None, bind(settings.partition, field="partition", kind=PartitionRule)
     split_rule = bind(settings.split, field="split", kind=SplitRule)
     shift_rule = bind(settings.shift, field="shift", kind=ShiftRule)
-    dataset = as_task(load(), settings.task.name)
+    kept, key = {} if kept is None else kept, str(settings.data)
+    if key not in kept:
+        kept.clear()  # before another one takes memory
+        kept[key] = load()
+    dataset = as_task(kept[key], settings.task.name)
     check_dataset(dataset, f"data={component_name(settings, 'data')}")
     given = explicit(dataset, clients) if explicit else Partition((), (), ())
     if given.test:

@@ -74,7 +74,8 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> Callable[[Run], None]:
     """Puts a function in place of what runs the settings."""
 
     def replace(run: Run) -> None:
-        fake = nullcontext(SimpleNamespace(run=lambda settings, callbacks: run(settings)))
+        made = {"run": lambda settings, callbacks: run(settings), "check": lambda settings, kept: None}
+        fake = nullcontext(SimpleNamespace(**made))
         monkeypatch.setattr(sweeps, "new_runner", lambda first, own_process: fake)
 
     return replace
