@@ -6,6 +6,7 @@ It runs experiments, resumes them, and dispatches the other commands. `ray_actor
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import gc
 import importlib
 import os
@@ -51,6 +52,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # torch's threads sleep while they wait for each other
     os.environ["MPLBACKEND"] = "agg"  # a notebook sets one for its own processes, which need not exist here
     streams = [stream for stream in (sys.stdout, sys.stderr) if stream]
+    if sys.__stderr__:
+        faulthandler.enable(sys.__stderr__)  # a crash before there is a run folder
     for stream in streams:
         cast(TextIOWrapper, stream).reconfigure(errors="replace")
     status = main(arguments)

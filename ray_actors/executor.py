@@ -15,10 +15,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import ray
 from ray import ObjectRef, exceptions
+from ray._private import worker
 
 from lightning_modules.hosts.base_executor import BaseExecutor, PreparedRun
 from lightning_modules.hosts.client_factory import InitialStates
@@ -291,11 +293,12 @@ class RayExecutor(BaseExecutor[ObjectRef]):
         Other calls of the actor have failed with it. So its groups run alone, one after another, to find the clients
         that end the process.
         """
+        process = self._processes[f"client actor {call.host}"]
         self._wait_for_restart(call.host)
         if self._nodes[call.host] not in alive_ids():
             raise NodeLost(f"the node of client actor {call.host} left the cluster")
-        where = f"client actor {call.host}, {self._processes[f'client actor {call.host}']}"
-        failure = self._failure(call, task, f"its actor died, {where}: {how_it_died(death)}", kind="death")
+        why = f"its actor died, client actor {call.host}, {process}: {how_it_died(death, process)}"
+        failure = self._failure(call, task, why, trace=fatal_error(process), kind="death")
         if not call.alone and self.on_error.rule != "abort":
             return self._one_by_one(call, failure)
         return call.again(self.failure_policy.retry(failure, self.on_error.tries, None), failure)
@@ -357,7 +360,7 @@ class RayExecutor(BaseExecutor[ObjectRef]):
             process, value = self._get(first)
         except DEATHS as death:
             tried = f"(tried {retries + 1} times)"
-            text = f"the server actor ({where}) died during {method}: {how_it_died(death)} {tried}"
+            text = f"the server actor ({where}) died during {method}: {how_it_died(death, where)} {tried}"
             raise ServerError(text) from None
         except exceptions.RayTaskError as error:
             cause = getattr(error, "cause", None) or error
@@ -452,8 +455,29 @@ class RayExecutor(BaseExecutor[ObjectRef]):
             raise
 
 
-def how_it_died(error: Exception) -> str:
-    """Return why an actor died, in one line without Ray's advice."""
+def fatal_error(process: str) -> str:
+    """Return the fatal error and the stack that a process on this machine has logged; "" if there is none.
+
+    Args:
+        process: its name, see `process_name`.
+    """
+    node: Any = worker._global_node
+    if node is None or not process.endswith(f" {ray.util.get_node_ip_address()}"):
+        return ""
+    logs = Path(node.get_logs_dir_path()).glob(f"worker-*-{process.split()[1]}.err")
+    _, *stacks = "".join(log.read_text(errors="replace") for log in logs).split("Fatal Python error: ")
+    return "".join(stacks)
+
+
+def how_it_died(error: Exception, process: str = "") -> str:
+    """Return why an actor died, in one line without Ray's advice.
+
+    Args:
+        error: that Ray has raised.
+        process: the name of its process, if it is known.
+    """
+    if stack := fatal_error(process):
+        return stack.partition("\n")[0]
     text = " ".join(str(error).split())
     if "running low on memory" in text.partition("Some common")[0]:
         return "Ray killed it because the node was out of memory"

@@ -29,7 +29,7 @@ from pflsim.engine.simulation import Simulation
 from pflsim.errors import DivergenceError, RunError, SettingsError, in_one_line
 from pflsim.records.checkpoint_read import Checkpoint
 from pflsim.records.environment import own_modules, write_environment
-from pflsim.records.folder import LOG, create_run_folder, run_lock, run_log, write_config
+from pflsim.records.folder import LOG, STATUS, create_run_folder, death, run_lock, run_log, run_status, write_config
 from pflsim.records.history import validation_scores
 from pflsim.records.loggers import hyperparameters
 from pflsim.records.remote import RemoteCopy, check_new_url, resumed_copy
@@ -114,7 +114,11 @@ class Runner:
             SettingsError: the folder is in use, or contains another run; nothing was changed.
             RunError: see `run`.
         """
+        died = death(folder)
         with torch_defaults(), run_lock(folder), run_log(folder), self._stoppable(folder):
+            if died:
+                logger.warning(died)
+                logger.debug((folder / STATUS).read_text(errors="replace"))
             with self.interrupts.abandonable():
                 called = Callbacks(callbacks)
                 prepared = prepare(settings)
@@ -161,6 +165,7 @@ class Runner:
         console = Console(prepared.meta, progress=cast(Progress, settings.progress), joined=joined)
         # Runs that work side by side would wait for each other's threads in every operation of the driver.
         with torch_threads(settings.placement.threads), closing(console), ExitStack() as stack:
+            write_step = stack.enter_context(run_status(folder))
             console.start(folder, done, remote_copy.url if remote_copy else None)
             if remote_copy:
                 stack.enter_context(remote_copy)
@@ -182,10 +187,10 @@ class Runner:
                         if settings.executor == "ray":
                             console.waiting("starting Ray and its actors")
                         executor = make_executor()
-                        executor.faults.on_restart = tracker.restarted
+                        executor.faults.on_restart, executor.group_starts = tracker.restarted, write_step
                         self.interrupts.install()  # Ray replaces one of the handlers when it starts
                         _start(executor, checkpoint)
-                    listener = _Listener(tracker, console, remote_copy)
+                    listener = _Listener(tracker, console, remote_copy, write_step)
                     scores = validation_scores(tracker.history, prepared.meta.reported)
                     simulation = Simulation(
                         executor, prepared.plan, folder, listener, self.interrupts, done, scores, callbacks
@@ -290,10 +295,12 @@ def _start(executor: Executor, checkpoint: Checkpoint | None) -> None:
 
 
 class _Listener:
-    """Passes the events of a run to the tracker, the console and the remote copy."""
+    """Passes the events of a run to the tracker, the console, the remote copy and status.txt."""
 
-    def __init__(self, tracker: Tracker, console: Console, remote_copy: RemoteCopy | None = None):
-        self.tracker, self.console, self.remote_copy = tracker, console, remote_copy
+    def __init__(
+        self, tracker: Tracker, console: Console, remote_copy: RemoteCopy | None, write_step: Callable[[str], None]
+    ):
+        self.tracker, self.console, self.remote_copy, self.write_step = tracker, console, remote_copy, write_step
         self.clients_done, self.sync, self.newcomers = console.clients_done, tracker.sync, tracker.newcomers
 
     def round(self, record: RoundRecord) -> None:
@@ -302,6 +309,7 @@ class _Listener:
 
     def phase(self, round_number: int, name: str, due: int = 0) -> None:
         self.console.phase(round_number, name, due)
+        self.write_step(f"round {round_number} ({name})")
         if self.remote_copy:
             self.remote_copy.upload_if_due()
 

@@ -35,10 +35,10 @@ def caught(folder: Path, name: str) -> bool:
     return True
 
 
-def die_in(folder: Path, name: str) -> None:
+def die_in(folder: Path, name: str, signum: int = signal.SIGKILL) -> None:
     """Be killed, where the trap says so."""
     if caught(folder, name):
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signum)
 
 
 class Endangered(FedProx):
@@ -53,10 +53,13 @@ class Endangered(FedProx):
         name = f"{trap}_{shard.client}_{self.round_number}"
         if trap.startswith("die"):
             die_in(self.traps, name)
+        if trap.startswith("crash"):
+            die_in(self.traps, name, signal.SIGSEGV)
         return caught(self.traps, name)
 
     def before_training(self, shard: Shard) -> None:
         self._meets("die_train", shard)
+        self._meets("crash_train", shard)
         if self._meets("raise_train", shard):
             raise ValueError("a trap in training")
         if self._meets("gpu_train", shard):

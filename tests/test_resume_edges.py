@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from launched import launched
 from support import agree, slow_except
 from test_resume import SMALL, left, stop_after, unchanged
 
@@ -204,6 +206,46 @@ def test_a_run_that_fails_is_saved_first(
     assert [path.name for path in (tmp_path / "failed" / "checkpoints").glob("round_*")] == ["round_0002"]
     assert cli.main([f"resume={tmp_path / 'failed'}", "checkpoint.every=3"]) == 0
     agree(left(tmp_path / "failed"), left(straight))
+
+
+DEADLY = """
+import os, signal
+from pathlib import Path
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(64, 10)
+
+    def forward(self, x):
+        records = Path("killed/metrics.jsonl")
+        if Path("trap").exists() and records.exists() and records.read_text().count("\\n") == 2:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return self.fc(x.flatten(1))
+"""
+
+
+@pytest.mark.slow
+def test_a_crash_is_named_and_resumed(
+    here: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """In round 3, of a model of one's own."""
+    (here / "deadly.py").write_text(DEADLY)
+    (here / "trap").touch()
+    run = [*(text for text in RUN if not text.startswith("model.")), "model=deadly.Net", "checkpoint.every=1"]
+    process = launched(here, *run, "run_dir=killed")
+    process.communicate()
+    assert process.returncode == -signal.SIGSEGV
+    words = ("round 3 (local training) of client", "Segmentation fault", "resume=killed", "on_client_error=drop")
+    assert cli.main(["compare", "killed"]) == 0
+    (line,) = caplog.messages
+    assert all(word in line for word in words)
+    (here / "trap").unlink()
+    assert cli.main(["resume=killed"]) == 0 and cli.main([*run, "run_dir=straight"]) == 0
+    assert f"warning: {line}\n" in capsys.readouterr().err
+    assert "deadly.py" in Path("killed/run.log").read_text() and not Path("killed/status.txt").exists()
+    agree(left(Path("killed")), left(Path("straight")))
 
 
 def test_data_may_lie_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

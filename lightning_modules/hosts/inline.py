@@ -57,6 +57,8 @@ class InlineExecutor(BaseExecutor[Messages]):
         pending: list[tuple[tuple[int, ...], int, Failure | None]] = [(group, 0, None) for group in groups]
         while pending:
             group, tries, before = pending.pop(0)
+            clients = f"client{'s' * (len(group) > 1)} {', '.join(map(str, group))}"
+            self.group_starts(f"round {task.round_number} ({task.name}) of {clients}")
             found = self.host.run_groups(task, [group], messages)
             succeeded = {client: result for client, result in found.items() if not isinstance(result, Failure)}
             results.update(succeeded)

@@ -176,10 +176,12 @@ class Executor(Protocol[Handle]):
 
     Attributes:
         clients_done: called with the number of clients that have finished, during `run` and `evaluate`.
+        group_starts: called with the round, the task and the clients of each group that starts in this process.
         faults: counts replaced actors and records the clients that failed.
     """
 
     clients_done: Callable[[int], None]
+    group_starts: Callable[[str], None]
     faults: FaultRecorder
 
     def start(self) -> None:

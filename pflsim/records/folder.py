@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import faulthandler
 import fcntl
 import logging
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -20,6 +21,9 @@ from pflsim.records.files import read_json, write_atomically
 CONFIG = "config.yaml"
 LOCK = ".lock"
 LOG = "run.log"
+STATUS = "status.txt"
+STEP_BYTES = 200
+"""Length of the first line of status.txt, padded with spaces."""
 MAX_PART, MAX_NAME = 40, 160
 """Characters of one part, and of all parts, of a default name."""
 
@@ -108,6 +112,51 @@ def run_lock(folder: Path) -> Iterator[None]:
         except OSError:
             pass
         yield
+
+
+@contextmanager
+def run_status(folder: Path) -> Iterator[Callable[[str], None]]:
+    """Keep the current step of a run in status.txt, and remove the file when the context ends.
+
+    If the process dies, the file remains, see `death`; after a fatal signal, `faulthandler` has added the stacks.
+
+    Yields:
+        A function that writes the step, in a few microseconds: it does not wait for the disk.
+    """
+    enabled = faulthandler.is_enabled()
+    with (folder / STATUS).open("wb", buffering=0) as file:
+
+        def write(step: str) -> None:
+            with suppress(OSError):
+                os.pwrite(file.fileno(), step[: STEP_BYTES - 1].ljust(STEP_BYTES - 1).encode() + b"\n", 0)
+
+        write("its start")
+        file.seek(STEP_BYTES)
+        faulthandler.enable(file)
+        try:
+            yield write
+        finally:
+            faulthandler.disable()
+            if enabled:  # on a file that Python does not tell; by default on this one
+                faulthandler.enable(sys.__stderr__)
+            (folder / STATUS).unlink(missing_ok=True)
+
+
+def death(folder: Path) -> str:
+    """Return in one line how the process of a run died and how to continue; "" if it did not die."""
+    try:
+        step, _, stack = (folder / STATUS).read_text(errors="replace").partition("\n")
+        if not stack:  # the process is killed, or works and holds the lock
+            with (folder / LOCK).open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return ""
+    why = "it was killed (kill -9, or by the operating system because memory ran out)"
+    if fatal := re.match("Fatal Python error: (.*)", stack):
+        why = f"{fatal[1]}, with the stack in {folder / STATUS}"
+    text = f"{folder}: its process died in {step.strip()}: {why}; resume={folder} continues the run"
+    others = ", with executor=ray on_client_error=drop without a client that ends its process again"
+    return text + others * ("client" in step)
 
 
 def last_run(root: str | Path = "runs") -> Path:

@@ -13,7 +13,7 @@ from pathlib import Path
 from pflsim.config.validate import CONFIGURATION, check_no_password
 from pflsim.errors import RunError, SettingsError, in_one_line
 from pflsim.records.checkpoint_read import META, by_round
-from pflsim.records.folder import CONFIG, first_free, write_config
+from pflsim.records.folder import CONFIG, STATUS, first_free, write_config
 from pflsim.records.history import METRICS
 
 logger = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class RemoteCopy:
     def upload(self) -> None:
         """Upload what is new, then remove the checkpoints that the run has removed."""
         paths = {path.relative_to(self.folder).as_posix(): path for path in self.folder.rglob("*") if path.is_file()}
-        names = [name for name in paths if not re.search(r"(^|/)\.", name)]
+        names = [name for name in paths if name != STATUS and not re.search(r"(^|/)\.", name)]
         for name in sorted(names, key=lambda n: (n == "summary.json", n.startswith(CHECKPOINTS), META in n)):
             details = paths[name].stat()
             if self._uploaded.get(name) != (version := (details.st_size, details.st_mtime_ns)):

@@ -101,16 +101,19 @@ def test_kill_9_between_rounds(made: World, straight: tuple[Any, ...], pool: Act
     assert executor.faults.restarts == 3
 
 
+@pytest.mark.parametrize(("trap", "why"), [("die_train_2_2", "kill -9"), ("crash_train_2_2", "Segmentation fault")])
 def test_a_host_that_dies_again_and_again_ends_the_run(
-    made: World, traps: Path, pool: ActorPool, tmp_path: Path
+    trap: str, why: str, made: World, traps: Path, pool: ActorPool, tmp_path: Path
 ) -> None:
     executor = on_ray(made, pool, "retry(2)")
-    set_trap(traps, "die_train_2_2", ALWAYS)
-    with pytest.raises(ClientError, match="client 2 failed in round 2 .local training.*process .* on node .*kill") as e:
+    set_trap(traps, trap, ALWAYS)
+    message = f"client 2 failed in round 2 .local training.*process .* on node .*{why}.*on_client_error=drop"
+    with pytest.raises(ClientError, match=message) as e:
         outcome(executor, tmp_path)
     assert e.value.client == 2 and e.value.suspects == (2,)
     assert executor.faults.restarts >= 1
-    (traps / "die_train_2_2").unlink()
+    assert ("failing_clients.py" in take_log(tmp_path)) == trap.startswith("crash")
+    (traps / trap).unlink()
 
 
 def test_abort_ends_it_at_once(made: World, traps: Path, pool: ActorPool, tmp_path: Path) -> None:

@@ -1,7 +1,11 @@
 """Run folders: their names, their lock and their log, and the run that was started last."""
 
+import faulthandler
 import logging
 import os
+import signal
+import subprocess
+import sys
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +13,17 @@ from types import SimpleNamespace
 import pytest
 
 from pflsim.errors import SettingsError
-from pflsim.records.folder import LOG, PACKAGES, create_run_folder, last_run, run_lock, run_log
+from pflsim.records.folder import (
+    LOG,
+    PACKAGES,
+    STATUS,
+    create_run_folder,
+    death,
+    last_run,
+    run_lock,
+    run_log,
+    run_status,
+)
 
 LOGGER = logging.getLogger("ray_actors.made_up")
 
@@ -35,6 +49,47 @@ def test_a_folder_in_use_is_refused_until_it_is_free(tmp_path: Path) -> None:
     with run_lock(tmp_path):
         pass
     assert os.listdir(tmp_path) == [".lock"]
+
+
+DIES = """
+import os, sys
+from pathlib import Path
+from pflsim.records.folder import death, run_lock, run_status
+folder = Path(sys.argv[1])
+with run_lock(folder), run_status(folder) as write_step:
+    for number in range(9):
+        write_step(f"round {number} of client {'7' * (9 - number)}")
+    if death(folder):
+        raise SystemExit("it works")
+    os.kill(os.getpid(), int(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(("signum", "why"), [(signal.SIGSEGV, "Segmentation fault"), (signal.SIGKILL, "kill -9")])
+def test_a_folder_says_how_its_process_died(signum: int, why: str, tmp_path: Path) -> None:
+    """In which step, with the stack if there is one, and how to continue; until another run works in it."""
+    done = subprocess.run([sys.executable, "-c", DIES, str(tmp_path), str(signum)], check=False)
+    assert done.returncode == -signum
+    said = death(tmp_path)
+    assert said.count("\n") == 0 and "round 8 of client 7:" in said and why in said and f"resume={tmp_path}" in said
+    assert ("line 11" in (tmp_path / STATUS).read_text()) == (str(tmp_path / STATUS) in said) == (why[0] == "S")
+    with run_lock(tmp_path), run_status(tmp_path):
+        assert death(tmp_path) == ""
+    assert death(tmp_path) == "" and not (tmp_path / STATUS).exists()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_run_that_ends_by_itself_leaves_no_status(enabled: bool, tmp_path: Path) -> None:
+    """Also after an error. Stacks are written elsewhere then, if they were before."""
+    before = faulthandler.is_enabled()
+    try:
+        faulthandler.enable(sys.__stderr__) if enabled else faulthandler.disable()
+        with pytest.raises(KeyboardInterrupt), run_lock(tmp_path), run_status(tmp_path):
+            assert faulthandler.is_enabled()
+            raise KeyboardInterrupt
+        assert faulthandler.is_enabled() == enabled and os.listdir(tmp_path) == [".lock"]
+    finally:
+        faulthandler.enable(sys.__stderr__) if before else faulthandler.disable()
 
 
 def test_the_last_run_is_the_one_that_started_last(tmp_path: Path) -> None:
