@@ -29,7 +29,7 @@ from pflsim.engine.simulation import Simulation
 from pflsim.errors import DivergenceError, RunError, SettingsError, in_one_line
 from pflsim.records.checkpoint_read import Checkpoint
 from pflsim.records.environment import own_modules, write_environment
-from pflsim.records.folder import LOG, STATUS, create_run_folder, death, run_lock, run_log, run_status, write_config
+from pflsim.records.folder import LOG, create_run_folder, run_lock, run_log, run_status, write_config
 from pflsim.records.history import validation_scores
 from pflsim.records.loggers import hyperparameters
 from pflsim.records.remote import RemoteCopy, check_new_url, resumed_copy
@@ -114,11 +114,7 @@ class Runner:
             SettingsError: the folder is in use, or contains another run; nothing was changed.
             RunError: see `run`.
         """
-        died = death(folder)
-        with torch_defaults(), run_lock(folder), run_log(folder), self._stoppable(folder):
-            if died:
-                logger.warning(died)
-                logger.debug((folder / STATUS).read_text(errors="replace"))
+        with torch_defaults(), run_log(folder), run_lock(folder), self._stoppable(folder):
             with self.interrupts.abandonable():
                 called = Callbacks(callbacks)
                 prepared = prepare(settings)
@@ -297,10 +293,8 @@ def _start(executor: Executor, checkpoint: Checkpoint | None) -> None:
 class _Listener:
     """Passes the events of a run to the tracker, the console, the remote copy and status.txt."""
 
-    def __init__(
-        self, tracker: Tracker, console: Console, remote_copy: RemoteCopy | None, write_step: Callable[[str], None]
-    ):
-        self.tracker, self.console, self.remote_copy, self.write_step = tracker, console, remote_copy, write_step
+    def __init__(self, tracker: Tracker, console: Console, copy: RemoteCopy | None, step: Callable[[str], None]):
+        self.tracker, self.console, self.remote_copy, self.write_step = tracker, console, copy, step
         self.clients_done, self.sync, self.newcomers = console.clients_done, tracker.sync, tracker.newcomers
 
     def round(self, record: RoundRecord) -> None:

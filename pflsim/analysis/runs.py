@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import io
 import json
-import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,7 +18,7 @@ from pflsim.errors import SettingsError, reading
 from pflsim.records.environment import read_environment
 from pflsim.records.evaluation import Evaluation, Scope
 from pflsim.records.files import FORM, keys, read_json, valid
-from pflsim.records.folder import CONFIG, death
+from pflsim.records.folder import CONFIG, report_death
 from pflsim.records.history import RoundMetrics, Traffic, read_history, to_line
 from pflsim.records.per_client import COLUMNS, PER_CLIENT
 from pflsim.records.summary import Choice, SummaryFile, chosen_round
@@ -29,7 +28,6 @@ from pflsim.types import SPLITS, EvalPhase, ModelKind
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-logger = logging.getLogger(__name__)
 TEXTS = ("split", "model", "phase", "fault", "name")
 """Columns of per_client.csv with words."""
 WHOLE = [name for name in COLUMNS if name not in (*TEXTS, "correct", "loss")]
@@ -318,8 +316,7 @@ def read_run(folder: Path) -> Run:
         if missing := [key for key in ("seed", "rounds", *COMPONENTS) if key not in config]:
             raise ValueError(f"{missing[0]} is missing")
     environment = read_environment(folder)
-    if died := death(folder):
-        logger.warning(died)
+    report_death(folder)
     if not (folder / "metrics.jsonl").is_file():
         raise SettingsError(f"{folder}: this run has not finished a round yet")
     summary = read_json(folder / "summary.json", SummaryFile)

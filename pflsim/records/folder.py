@@ -18,12 +18,11 @@ from pflsim.config.names import PACKAGES, written
 from pflsim.errors import SettingsError
 from pflsim.records.files import read_json, write_atomically
 
+logger = logging.getLogger(__name__)
 CONFIG = "config.yaml"
 LOCK = ".lock"
 LOG = "run.log"
 STATUS = "status.txt"
-STEP_BYTES = 200
-"""Length of the first line of status.txt, padded with spaces."""
 MAX_PART, MAX_NAME = 40, 160
 """Characters of one part, and of all parts, of a default name."""
 
@@ -118,20 +117,20 @@ def run_lock(folder: Path) -> Iterator[None]:
 def run_status(folder: Path) -> Iterator[Callable[[str], None]]:
     """Keep the current step of a run in status.txt, and remove the file when the context ends.
 
-    If the process dies, the file remains, see `death`; after a fatal signal, `faulthandler` has added the stacks.
+    If the process dies, the file remains for `report_death`; after a fatal signal, `faulthandler` has added the stacks.
 
     Yields:
         A function that writes the step, in a few microseconds: it does not wait for the disk.
     """
-    enabled = faulthandler.is_enabled()
     with (folder / STATUS).open("wb", buffering=0) as file:
 
         def write(step: str) -> None:
             with suppress(OSError):
-                os.pwrite(file.fileno(), step[: STEP_BYTES - 1].ljust(STEP_BYTES - 1).encode() + b"\n", 0)
+                os.pwrite(file.fileno(), f"{step[:199]:199}\n".encode(), 0)
 
         write("its start")
-        file.seek(STEP_BYTES)
+        file.seek(200)
+        enabled = faulthandler.is_enabled()
         faulthandler.enable(file)
         try:
             yield write
@@ -142,21 +141,20 @@ def run_status(folder: Path) -> Iterator[Callable[[str], None]]:
             (folder / STATUS).unlink(missing_ok=True)
 
 
-def death(folder: Path) -> str:
-    """Return in one line how the process of a run died and how to continue; "" if it did not die."""
+def report_death(folder: Path) -> None:
+    """Log in one line how the process of a run died and how to continue, and its stack for run.log, if it died."""
     try:
         step, _, stack = (folder / STATUS).read_text(errors="replace").partition("\n")
-        if not stack:  # the process is killed, or works and holds the lock
+        if not stack:  # the process was killed, or works and holds the lock
             with (folder / LOCK).open() as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
-        return ""
-    why = "it was killed (kill -9, or by the operating system because memory ran out)"
-    if fatal := re.match("Fatal Python error: (.*)", stack):
-        why = f"{fatal[1]}, with the stack in {folder / STATUS}"
-    text = f"{folder}: its process died in {step.strip()}: {why}; resume={folder} continues the run"
-    others = ", with executor=ray on_client_error=drop without a client that ends its process again"
-    return text + others * ("client" in step)
+        return
+    fatal = re.match("Fatal Python error: (.*)", stack)
+    why = f"{fatal[1]}, with the stack in {folder / STATUS}" if fatal else "killed, perhaps because memory ran out"
+    advice = f"resume={folder} continues; if a client ends it again, add executor=ray on_client_error=drop"
+    logger.warning(f"{folder}: the process died in {step.strip()}: {why}; {advice}")
+    logger.debug(stack)
 
 
 def last_run(root: str | Path = "runs") -> Path:
@@ -198,7 +196,7 @@ def run_log(folder: Path) -> Iterator[None]:
     """Write the records of this project's loggers to run.log and to standard error inside the block.
 
     Warnings have the prefix "warning: " on standard error. DEBUG records go to the file only. The root logger gets no
-    record inside the block, so that its handlers do not print one twice.
+    record inside the block, so that its handlers do not print one twice. The first record is that of `report_death`.
 
     Args:
         folder: the run folder; run.log is created by the first record.
@@ -210,6 +208,7 @@ def run_log(folder: Path) -> Iterator[None]:
         logger.propagate = False
         logger.addHandler(handler)
     try:
+        report_death(folder)
         yield
     finally:
         for logger, level, propagate in before:

@@ -18,8 +18,8 @@ from pflsim.records.folder import (
     PACKAGES,
     STATUS,
     create_run_folder,
-    death,
     last_run,
+    report_death,
     run_lock,
     run_log,
     run_status,
@@ -54,28 +54,35 @@ def test_a_folder_in_use_is_refused_until_it_is_free(tmp_path: Path) -> None:
 DIES = """
 import os, sys
 from pathlib import Path
-from pflsim.records.folder import death, run_lock, run_status
+from pflsim.records.folder import report_death, run_lock, run_status
 folder = Path(sys.argv[1])
 with run_lock(folder), run_status(folder) as write_step:
     for number in range(9):
         write_step(f"round {number} of client {'7' * (9 - number)}")
-    if death(folder):
-        raise SystemExit("it works")
+    report_death(folder)
     os.kill(os.getpid(), int(sys.argv[2]))
 """
 
 
-@pytest.mark.parametrize(("signum", "why"), [(signal.SIGSEGV, "Segmentation fault"), (signal.SIGKILL, "kill -9")])
-def test_a_folder_says_how_its_process_died(signum: int, why: str, tmp_path: Path) -> None:
-    """In which step, with the stack if there is one, and how to continue; until another run works in it."""
-    done = subprocess.run([sys.executable, "-c", DIES, str(tmp_path), str(signum)], check=False)
-    assert done.returncode == -signum
-    said = death(tmp_path)
+@pytest.mark.parametrize(("signum", "why"), [(signal.SIGSEGV, "Segmentation fault"), (signal.SIGKILL, "killed")])
+def test_a_folder_says_how_its_process_died(
+    signum: int, why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In which step, with the stack if there is one, and how to continue; not while a run works in it or afterwards."""
+    command = [sys.executable, "-c", DIES, str(tmp_path), str(signum)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == -signum and not done.stderr
+    with run_log(tmp_path):
+        pass
+    report_death(tmp_path)
+    (said,) = caplog.messages
     assert said.count("\n") == 0 and "round 8 of client 7:" in said and why in said and f"resume={tmp_path}" in said
-    assert ("line 11" in (tmp_path / STATUS).read_text()) == (str(tmp_path / STATUS) in said) == (why[0] == "S")
+    assert said in (log := (tmp_path / LOG).read_text())
+    assert ("line 10" in log) == (str(tmp_path / STATUS) in said) == (why[0] == "S")
     with run_lock(tmp_path), run_status(tmp_path):
-        assert death(tmp_path) == ""
-    assert death(tmp_path) == "" and not (tmp_path / STATUS).exists()
+        report_death(tmp_path)
+    report_death(tmp_path)
+    assert caplog.messages == [said] and not (tmp_path / STATUS).exists()
 
 
 @pytest.mark.parametrize("enabled", [True, False])
