@@ -71,7 +71,7 @@ def optimizer_class(name: str) -> type[optim.Optimizer]:
     """Return the class of an optimiser.
 
     Raises:
-        SettingsError: there is no such class.
+        SettingsError: there is no such class, or it cannot do the steps of local training.
     """
     short = {"sgd": optim.SGD, "adam": optim.Adam, "adamw": optim.AdamW}
     if name in short:
@@ -83,6 +83,11 @@ def optimizer_class(name: str) -> type[optim.Optimizer]:
         raise SettingsError(f"optimizer={name}: {error}; choose {', '.join(short)}, or a dotted name") from error
     if not (isinstance(found, type) and issubclass(found, optim.Optimizer)):
         raise SettingsError(f"optimizer={name} is not a subclass of torch.optim.Optimizer")
+    _, *taken = inspect.signature(found.step).parameters.values()
+    needs = [f"a {p.name}" for p in taken if p.default is p.empty and not p.kind.name.startswith("VAR")]
+    if needs or issubclass(found, optim.SparseAdam):
+        missing = "".join(needs[:1]) or "sparse gradients"
+        raise SettingsError(f"optimizer={name} needs {missing}, which a run does not have: choose {', '.join(short)}")
     return found
 
 

@@ -11,10 +11,11 @@ from lightning_modules import model_checks
 from lightning_modules.base import ClientModule
 from lightning_modules.hosts.base_executor import PreparedRun
 from lightning_modules.hosts.client_factory import ClientFactory, MakesClient, MakesNet, MakesRule
-from lightning_modules.hosts.devices import client_device, torch_threads
+from lightning_modules.hosts.devices import client_device, precision_warnings, torch_threads
 from lightning_modules.lockstep.stacks import stacks
 from lightning_modules.nets.adjust import Adjustments
 from lightning_modules.nets.own import bind_models
+from lightning_modules.optimizers import optimizer_class
 from lightning_modules.training import Training
 from lightning_modules.trial import try_clients
 from pflsim.config.components import TARGET, bind_method, component_name
@@ -49,6 +50,7 @@ def prepare(settings: Settings, trial: bool = True, kept: dict[str, Dataset] | N
     """
     make_client, make_rule = bind_method(settings.method, client_kind=MakesClient, server_kind=MakesRule)
     models = bind_models(settings, kind=MakesNet)
+    optimizer_class(settings.optimizer.name)  # refuses it before the data are loaded
     dataset, partition = load_federation(settings, kept)
     models = model_checks.fitted(models, dataset, settings)
     task = task_of(settings, dataset, partition)
@@ -103,7 +105,8 @@ def prepare(settings: Settings, trial: bool = True, kept: dict[str, Dataset] | N
     plan = replace(plan, metrics=metrics, header={**plan.header, "order_of_examples": order})
     batches = tuple(local.local_steps or local.local_epochs * -(-size // local.batch_size) for size in sizes)
     doubts = *model_checks.sharing_warnings(method, variants), *model_checks.objective_warnings(method, module)
-    warnings = (*dataset_warnings(dataset), *module.net.notes, *warnings, *doubts)
+    slow = precision_warnings(factory.training.precision, factory.device)
+    warnings = (*dataset_warnings(dataset), *module.net.notes, *warnings, *doubts, *slow)
     return PreparedRun(settings, dataset, partition, factory, rule, federation, plan, meta, batches, warnings)
 
 

@@ -90,6 +90,14 @@ CONTEXT_MB = 500
 """MiB of GPU memory that CUDA takes in every process besides tensors (300 to 600, depending on GPU and version)."""
 
 
+def precision_warnings(precision: Precision, device: str) -> tuple[str, ...]:
+    """Return a warning if a precision is slower than float32 on this machine's processor."""
+    native = any(found for name, found in torch.cpu.get_capabilities().items() if name.endswith("bf16"))
+    if precision != "bf16" or device != "cpu" or native:
+        return ()
+    return ("precision=bf16 is slower than float32 on this processor, which lacks instructions for it: leave it out",)
+
+
 def claim_device(device: str, share: float, precision: Precision = "ieee") -> torch.device:
     """Return a device, and if it is a GPU, limit this process to its share of the memory and set torch's flags.
 

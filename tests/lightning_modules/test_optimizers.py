@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import World, after, dataset, exact, rounds, states, world
+from support import World, after, dataset, exact, prepared, rounds, states, world
 from torch import nn
 
 from lightning_modules.base import ClientModule
@@ -165,12 +165,46 @@ def test_settings_that_contradict(settings: dict[str, Any], message: str) -> Non
         (OptimizerChoice("sgd", {"momentum": 0.9}), "optimizer.options.momentum: set momentum=0.9"),
         (OptimizerChoice("adam", {"lr": 0.9}), "optimizer.options.lr: set lr=0.9"),
         (OptimizerChoice("adam", {"betas": (2.0, 0.9)}), "optimizer=adam .*beta"),
-        (OptimizerChoice("torch.optim.LBFGS", keep=True), "optimizer=LBFGS: .*closure"),
+        (OptimizerChoice("torch.optim.Muon"), "optimizer=torch.optim.Muon .*2D"),
+        (OptimizerChoice("torch.optim.Rprop", {"capturable": True}, keep=True), "optimizer=Rprop: .*capturable"),
     ],
 )
 def test_optimisers_that_are_refused(choice: OptimizerChoice, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         world(FedAvg, Server(), training=Training(optimizer=choice)).factory.build().make_step(Phase())
+
+
+class OwnSparse(torch.optim.SparseAdam):
+    """Of a user."""
+
+
+class TwoSteps(torch.optim.SGD):
+    """Of a user; takes anything, and needs a second step's closure by name."""
+
+    def step(self, *arguments: Any, second: Any, **options: Any) -> Any: ...
+
+
+class Anything(TwoSteps):
+    """Of a user; takes anything, and needs nothing."""
+
+    def step(self, *arguments: Any, **options: Any) -> Any: ...
+
+
+@pytest.mark.parametrize(
+    ("name", "needs"),
+    [
+        ("torch.optim.LBFGS", "closure"),
+        ("torch.optim.SparseAdam", "sparse"),
+        (f"{__name__}.OwnSparse", "sparse"),
+        (f"{__name__}.TwoSteps", "second"),
+        ("torch.optim.Adafactor", ""),
+        (f"{__name__}.Anything", ""),
+    ],
+)
+def test_optimisers_whose_steps_need_more_are_refused_before_the_data_are_loaded(name: str, needs: str) -> None:
+    what = f"optimizer={name} needs .*{needs}" if needs else "nowhere.npz"
+    with pytest.raises(SettingsError, match=what):
+        prepared("data=npz", "data.path=nowhere.npz", f"optimizer={name}")
 
 
 @pytest.mark.parametrize("client", [PFedMe, PerFedAvg, partial(L2GD, p=0.2)])

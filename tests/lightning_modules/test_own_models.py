@@ -359,8 +359,6 @@ def test_states_keep_the_versions_of_layers_and_constants_do_not_travel(mine: st
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
-        (["optimizer=torch.optim.SparseAdam"], "optimizer=torch.optim.SparseAdam"),
-        (["optimizer=torch.optim.SparseAdam", "optimizer.keep=true"], "optimizer=SparseAdam"),
         (["optimizer=torch.optim.Rprop", "optimizer.options={capturable: true}"], "optimizer=torch.optim.Rprop"),
         (["method=fedas", "model=tabular_mlp", "model.hidden=[]", "data=wine"], "method=fedas .*align"),
         (["method=ditto", "model=MINE.HookedParameter"], "model=HookedParameter: .*copy"),

@@ -30,6 +30,23 @@ def step_by_hand(weight: torch.Tensor, bias: torch.Tensor, x: torch.Tensor, y: t
     return weight - lr * (error.to(low).T @ x.to(low)).float()
 
 
+@pytest.mark.parametrize(
+    ("precision", "processor", "warned"),
+    [
+        ("bf16", {"avx2": True, "avx512_bf16": False, "amx_bf16": False}, True),
+        ("bf16", {"avx2": True, "avx512_bf16": False, "amx_bf16": True}, False),
+        ("bf16", {"neon": True, "bf16": True}, False),
+        ("ieee", {"avx2": True}, False),
+    ],
+)
+def test_a_processor_without_instructions_gets_a_warning(
+    precision: str, processor: dict[str, bool], warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: processor)
+    found = prepared(*SMALL, f"precision={precision}").warnings
+    assert len(found) == warned and all("precision=bf16" in warning for warning in found)
+
+
 @pytest.mark.parametrize("lockstep", ["lockstep=true", "lockstep=false"])
 def test_a_step_by_hand(lockstep: str, tmp_path: Path) -> None:
     given = ["method=local", "model.hidden=[]", "rounds=1", "local_steps=1", "lr=0.5", "batch_size=900", lockstep]
