@@ -2,8 +2,10 @@
 
 import ast
 import importlib
+import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -24,6 +26,7 @@ from pflsim.config.names import written
 from pflsim.terminal.identity import FAMILIES, listed_identities
 
 README = ROOT / "README.md"
+START = ROOT / "docs" / "start.md"
 GUIDE = ROOT / "docs" / "guide.md"
 OVERVIEW = ROOT / "docs" / "methods" / "index.md"
 METHODS = sorted({*OVERVIEW.parent.glob("*.md")} - {OVERVIEW})
@@ -84,7 +87,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 def test_the_readme_is_short_and_shows_fedprox_as_it_is() -> None:
     text = README.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 110
-    (shown,) = [body for _, language, body in FENCE.findall(text) if language == "python" and "class" in body]
+    (shown,) = [body for _, language, body in FENCE.findall(text) if language == "python" and body.startswith("class")]
     source = (ROOT / "lightning_modules" / "methods" / "fedprox.py").read_text(encoding="utf-8")
     assert code(shown)[-1] == code(source)[-1]
 
@@ -136,7 +139,9 @@ def test_commands_compose(command: Command, here: Path, monkeypatch: pytest.Monk
     for page in (ROOT / "docs" / "add-a-method.md", command.page):
         write_files(page, here)
     Path("DIR").mkdir()
-    Path("visits.csv").write_text("hospital,readmitted,age\n" + "Bern,0,50\nBasel,1,60\n" * 8)
+    for folder in (Path(), Path("examples")):
+        folder.mkdir(exist_ok=True)
+        shutil.copy(ROOT / "examples" / "visits.csv", folder)
     Path("notes.csv").write_text("hospital,urgent,note\n" + "Bern,no,all well\nBasel,yes,in pain\n" * 8)
     if command.arguments[:1] and command.arguments[0] in cli.ANALYSIS:
         module = importlib.import_module(cli.ANALYSIS[command.arguments[0]])
@@ -155,6 +160,25 @@ def test_commands_compose(command: Command, here: Path, monkeypatch: pytest.Monk
         jobs = sweep(options.overrides, folders) if options.multirun else [options.overrides]
         for job in jobs if len(jobs) < 3 else (jobs[0], jobs[-1]):
             check(to_settings(composed(job, folders)))
+
+
+@pytest.mark.slow
+def test_the_table_of_the_readme(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its commands and its Python run as they are written, and `docs/start.md` shows the first lines of the file."""
+    Path("examples").mkdir()
+    table = Path(shutil.copy(ROOT / "examples" / "visits.csv", "examples")).read_text(encoding="utf-8")
+    (shown,) = [body for _, _, body in FENCE.findall(START.read_text(encoding="utf-8")) if "hospital," in body]
+    assert table.startswith(shown) and len(table.encode()) < 40_000 and ",," in table
+    sweep_, report = [c.arguments for c in commands(README) if "visits" in str(c)]
+    assert cli.main(sweep_) == 0 and cli.main(report) == 0 and Path("report.html").is_file()
+    (block,) = [
+        body for _, language, body in FENCE.findall(README.read_text("utf-8")) if "visits.csv" in body and language
+    ]
+    Path("script.py").write_text(block, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "script.py"], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+    assert done.returncode == 0 and "Ditto" in done.stdout, done.stderr
 
 
 def defaults(group: str, name: str) -> dict[str, str]:
