@@ -2,7 +2,7 @@
 
 import sys
 
-from pflsim.cli import run
+from pflsim.__main__ import main
 
 if __name__ == "__main__":
-    sys.exit(run())
+    sys.exit(main())

@@ -87,10 +87,12 @@ def _run(texts: list[str], config_dirs: Iterable[str | Path], callbacks: Iterabl
     """Run one or several runs and return their folders."""
     from pflsim.commands.sweep import run_all
     from pflsim.config.compose import config_folders, configs
+    from pflsim.progress import watched
 
-    jobs, found = configs(texts, multirun, config_folders([*map(str, config_dirs)]))
     done: list[Path] = []
-    run_all(jobs, found, done, callbacks=callbacks)
+    with watched(texts):
+        jobs, found = configs(texts, multirun, config_folders([*map(str, config_dirs)]))
+        run_all(jobs, found, done, callbacks=callbacks)
     return done
 
 

@@ -1,63 +1,54 @@
-"""Says on standard error what a program is doing if it takes more than two seconds; imports no other package."""
+"""Says on standard error what a program is doing if that takes more than two seconds."""
 
 from __future__ import annotations
 
-import multiprocessing
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TypeVar
+from typing import Any
 
-T = TypeVar("T")
-FIRST, NEXT = 1.5, 10.0
-"""Seconds without a line before the first one, and between two."""
-SILENT = ("quiet", "none")
-"""Values of the setting `progress` with which there are no such lines."""
-_work = [""]
-"""What is being done, the innermost last; the first item stands for nothing."""
-_said = _ended = time.monotonic()
-"""When the last line was printed, or the silence began; when the last outermost block ended."""
+FIRST, NEXT, STEP = 1.5, 10.0, 0.2
+"""Seconds of work before the first line and between two lines; how often to look whether one is due."""
+_doing, _due = "", 0.0
 
 
 @contextmanager
-def working(what: str, shown: bool = True) -> Iterator[None]:
-    """Print a line about the block, and about those inside it, if it takes long, then every `NEXT` seconds.
-
-    Blocks that follow each other within a second count as one. Processes of `multiprocessing` print nothing.
+def watched(words: Iterable[str]) -> Iterator[None]:
+    """Print lines about what takes long inside the block, unless a setting of it asks for no such output.
 
     Args:
-        what: the work in words.
-        shown: whether to print; those inside do what the outermost block does.
+        words: the settings as on the command line.
     """
-    global _said, _ended
-    level, stop = len(_work), threading.Event()
-    _work.append(what)
-    if shown and level == 1 and multiprocessing.parent_process() is None:
-        _said = _said if time.monotonic() - _ended < 1 else time.monotonic()
+    stop = threading.Event()
+    doing("")
+    if not {"progress=quiet", "progress=none"} & {*words}:
         threading.Thread(target=_watch, args=(stop,), daemon=True).start()
     try:
         yield
     finally:
         stop.set()
-        del _work[level:]
-        _ended = time.monotonic()
 
 
-def counted(items: Sequence[T], unit: str) -> Iterator[T]:
-    """Yield items; the line of the block says how many of them are done."""
-    level, what = len(_work) - 1, _work[-1]
+def doing(what: str) -> None:
+    """Say what is done from now on; "" is what prints lines itself."""
+    global _doing, _due
+    _due = _due if _doing else time.monotonic() + FIRST
+    _doing = what
+
+
+def counted(what: str, items: Sequence[Any]) -> Iterator[Any]:
+    """Yield items, and say how many of them are done."""
     for number, item in enumerate(items):
-        _work[level] = f"{what}: {number:,} of {len(items):,} {unit}"
+        doing(f"{what}: {number:,} of {len(items):,}" if len(items) > 1 else what)
         yield item
-    _work[level] = what
 
 
 def _watch(stop: threading.Event) -> None:
-    global _said
-    wait = max(_said + FIRST - time.monotonic(), 0)
-    while not stop.wait(wait):
-        with suppress(OSError, ValueError):
-            print(", ".join(_work[1:]), file=sys.stderr, flush=True)
-        _said, wait = time.monotonic(), NEXT
+    global _due
+    while not stop.wait(STEP):
+        if _doing and time.monotonic() > _due:
+            with suppress(OSError, ValueError):  # it is closed
+                print(_doing, file=sys.stderr, flush=True)
+            _due = time.monotonic() + NEXT

@@ -19,7 +19,6 @@ from lightning_modules.surroundings import torch_defaults
 from pflsim.analysis.runs import read_run
 from pflsim.config.settings import Settings, swept
 from pflsim.config.validate import is_url
-from pflsim.data.dataset import Dataset
 from pflsim.data.record import record_names, write_partition
 from pflsim.engine.callbacks import Callbacks
 from pflsim.engine.execution import Executor, NodeLost
@@ -58,7 +57,7 @@ class Runner:
     def __init__(self, early: LocalRay | None = None) -> None:
         self.interrupts, self._ray = Interrupts(), early
 
-    def check(self, settings: Settings, kept: dict[str, Dataset]) -> None:
+    def check(self, settings: Settings, kept: dict[str, Any]) -> None:
         """Prepare a run, and drop what this makes except the data set.
 
         Args:

@@ -332,7 +332,7 @@ def test_an_error_of_all_runs_of_a_sweep_is_printed_when_it_occurs_and_at_the_en
     assert cli.main(words) == 1
     said = capfd.readouterr().err
     assert said.count("run folder /proc/no cannot be created") == 2 and "3 of 3 runs failed" in said
-    assert said.splitlines()[-1].startswith("[1/3] seed=0, [2/3] seed=1, [3/3] seed=2: run folder /proc/no cannot")
+    assert said.splitlines()[-1].startswith("run folder /proc/no cannot be created")
 
 
 RULES = """

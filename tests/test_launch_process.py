@@ -20,7 +20,7 @@ def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_help_and_a_mistake(tmp_path: Path) -> None:
     """Status 0 or 2, and one message."""
-    launch = "-W", "error", str(LAUNCH)
+    launch = "-W", "error", str(LAUNCH), "progress=none"
     done = python(tmp_path, *launch, "--help")
     assert done.returncode == 0 and not done.stderr
     for word in ("python launch.py [GROUP=NAME", "compare", "report", "export", "submit", "resume=last"):

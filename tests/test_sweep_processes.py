@@ -202,9 +202,10 @@ def test_settings_that_cannot_be_run_begin_no_study(
 ) -> None:
     """A mistake that only the data or the model shows costs no trial, and a corrected command can take the folder."""
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["tune", "method=fedavg", "clients=3", "rounds=1", "model=cnn", "--into", "study"]) == 2
+    words = ["data=breast_cancer", "model=linear", "clients=3", "rounds=1"]
+    assert cli.main(["tune", "method=fedavg,fedrep", *words, "--into", "study"]) == 2
     said = capsys.readouterr()
-    assert "fedavg: " in said.err and "images" in said.err and "trial" not in said.out
+    assert "fedrep: " in said.err and "net.body" in said.err and "trial" not in said.out
     assert {file.name for file in (tmp_path / "study").iterdir()} <= {LOCK, JOURNAL}
 
 
@@ -223,7 +224,7 @@ def end_session(folder: Path, signum: int, after: int) -> int:
     """Run a study in a process that gets a signal after so many trials; return its exit status."""
     out = folder.with_suffix(f".{signum}.out")
     with out.open("w") as stream:
-        command = [sys.executable, "-m", "pflsim", *STUDY, folder.name, "sweep.parallel=1"]
+        command = [sys.executable, "-m", "pflsim", *STUDY, folder.name, "sweep.parallel=1", "progress=none"]
         process = subprocess.Popen(command, stdout=stream, stderr=stream, cwd=folder.parent, start_new_session=True)
     end = time.monotonic() + 240
     while out.read_text().count(": trial ") < after:

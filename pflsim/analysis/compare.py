@@ -11,6 +11,7 @@ from rich.console import Console
 
 from pflsim.config.names import program
 from pflsim.errors import SettingsError
+from pflsim.progress import counted
 from pflsim.terminal.exit_status import command_parser, exit_status
 
 EXAMPLES = """examples:
@@ -53,7 +54,7 @@ def _compare(options: argparse.Namespace) -> None:
     from pflsim.analysis.tables import format_of, render
 
     kind = options.format or format_of(options.out)
-    runs = map(read_run, find_runs(options.runs))
+    runs = map(read_run, counted("reading runs", find_runs(options.runs)))
     found = compare_sets(runs, options.reference, choice=options.at, target=options.target)
     if len(found) > 1:
         print(f"these runs have {len(found)} sets of examples or ways of evaluation: a table each", file=sys.stderr)
@@ -78,7 +79,7 @@ def print_comparisons(folders: Sequence[Path]) -> None:
     if len(complete) < 2:
         return
     try:
-        found = compare_sets(map(read_run, complete))
+        found = compare_sets(map(read_run, counted("reading runs", complete)))
         print(f"\n{render(found, 'text', Console())}\n\nmore formats: {program()} compare --help", flush=True)
     except (SettingsError, ValueError, KeyError, TypeError) as error:
         print(f"the runs could not be compared: {str(error).partition(chr(10))[0]}", file=sys.stderr, flush=True)

@@ -15,6 +15,7 @@ from pflsim.analysis.runs import Run
 from pflsim.analysis.verdict import sentences
 from pflsim.config.names import nearest
 from pflsim.errors import SettingsError
+from pflsim.progress import counted
 from pflsim.records.evaluation import Scope
 from pflsim.records.history import RoundMetrics, Traffic
 from pflsim.records.summary import Choice
@@ -323,10 +324,10 @@ def compare_sets(runs: Iterable[Run], reference: str | None = None, **options: A
     known = [bool(_named(members, reference)) for members in sets]
     names = [reference if has or not any(known) else None for has in known]
     found = list[Comparison]()
-    for members, name in zip(sets, names, strict=True):
+    for members, name in counted("comparing the runs", [*zip(sets, names, strict=True)]):
         kept = _largest_table(members, _named(members, name))
-        counted = {run.folder for group in kept for run in (*group.runs, *group.left_out)}
-        out = (run for group in members for run in group.runs if run.folder not in counted)
+        used = {run.folder for group in kept for run in (*group.runs, *group.left_out)}
+        out = (run for group in members for run in group.runs if run.folder not in used)
         missing = tuple(f"{identity(run.method).display} seed {run.seed}" for run in out)
         found.append(replace(compare(kept, reference=name, **options), missing=missing))
     return found

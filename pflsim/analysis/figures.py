@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pflsim.analysis.paper_style import STYLES, template
 from pflsim.config.names import nearest
 from pflsim.errors import SettingsError
+from pflsim.progress import counted
 from pflsim.terminal.exit_status import command_parser, exit_status
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def _write(options: argparse.Namespace) -> None:
     from pflsim.analysis.runs import find_runs, read_run
     from pflsim.analysis.tables import cautions, drawn
 
-    compared = compare_sets(map(read_run, find_runs(options.runs)), options.reference, choice=options.at)
+    folders = counted("reading runs", find_runs(options.runs))
+    compared = compare_sets(map(read_run, folders), options.reference, choice=options.at)
     for caution in (text for comparison in compared for text in cautions(comparison)):
         print(f"CAUTION: {caution}", file=sys.stderr)
     options.out.mkdir(parents=True, exist_ok=True)

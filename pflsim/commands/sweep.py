@@ -18,7 +18,7 @@ from pflsim.config.compose import Composition, run_settings, to_settings
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
-from pflsim.progress import SILENT, counted, working
+from pflsim.progress import counted, doing
 from pflsim.terminal.identity import identity
 from pflsim.terminal.status import watching, write_status
 
@@ -57,22 +57,20 @@ def run_all(
         RunError: a run failed; `Stopped` if a signal stopped it, and the runs after it were not started.
     """
     differing = _short_names(jobs)
-    names = [f"[{n}/{len(jobs)}] {name}" * (len(jobs) > 1) for n, name in enumerate(differing, start=1)]
+    names = [f"[{number}/{len(jobs)}] {name}" for number, name in enumerate(differing, start=1)]
     varying = [values[0].partition("=")[0].lstrip("+") for values in zip(*jobs, strict=True) if len({*values}) > 1]
     failed = dict[int, str]()
     first = of_all(run_settings, configs, names)[0]
     if own_process and first and parallel_runs([first] * len(jobs)) > 1:
         importlib.import_module("pflsim.terminal.processes").import_early()
     with new_runner(first, own_process) as runner:
-        with working("checking the settings before the first run", first is None or first.progress not in SILENT):
-            runs = of_all(to_settings, configs, names)
-            check_sweep(runs)
-            if len(runs) > 1:
-                kinds = [tuple(NUMBER.sub("", text) for text in job) for job in jobs]
-                # those with equal data follow each other, so that the data are read once
-                chosen = sorted(map(kinds.index, {*kinds}), key=lambda n: (str(runs[n].data), n))
-                check = partial(runner.check, kept={})
-                of_all(check, [runs[n] for n in chosen], [names[n] for n in chosen], every=True)
+        runs = of_all(to_settings, configs, names)
+        check_sweep(runs)
+        if len(runs) > 1:
+            kinds = [tuple(NUMBER.sub("", text) for text in job) for job in jobs]
+            # runs with equal data follow each other, so that the data are read once
+            chosen = sorted(map(kinds.index, {*kinds}), key=lambda n: (str(runs[n].data), n))
+            of_all(partial(runner.check, kept={}), [runs[n] for n in chosen], [names[n] for n in chosen])
         for line in dict.fromkeys(map(_found_server, configs, runs)):
             print(line, end="", flush=True)
         for settings in runs if varying else ():
@@ -110,43 +108,29 @@ def _short_names(jobs: Sequence[Sequence[str]]) -> list[str]:
     return [" ".join(v if "=" in v else identity(v).display for v in own) for own in values]
 
 
-def of_all(check: Callable[[Any], T], given: Sequence[Any], names: Sequence[str], every: bool = False) -> list[T]:
-    """Return what a function returns for each run.
-
-    Args:
-        check: the function.
-        given: its argument, by run.
-        names: of the runs, for the error; an empty one is left out.
-        every: whether the error is about every run that fails, and not only about the first one.
-
-    Raises:
-        SettingsError: the function has raised one.
-    """
-    found, failed = list[T](), dict[int, str]()
-    for number, one in enumerate(counted(given, "runs")):
+def of_all(check: Callable[[Any], T], given: Sequence[Any], names: Sequence[str]) -> list[T]:
+    """Return what a function returns for each run; an error says why each run fails, see `_reasons`."""
+    found, failed, cause = list[T](), dict[int, str](), None
+    for number, one in enumerate(counted("checking the settings before the first run", given)):
         try:
             found.append(check(one))
         except SettingsError as error:
-            if not names[number]:
-                raise
-            failed[number] = str(error)
-            if not every:
-                break
+            failed[number], cause = str(error), error
     if failed:
-        raise SettingsError("\n".join(_reasons(failed, names)))
+        raise SettingsError("\n".join(_reasons(failed, names))) from cause
     return found
 
 
 def _reasons(failed: Mapping[int, str], names: Sequence[str]) -> Iterator[str]:
-    """Yield a line for each reason, with the names of the runs that fail for it."""
+    """Yield a line for each reason, with the names of the runs that fail for it, unless these are all runs."""
     for reason in dict.fromkeys(failed.values()):
-        which = ", ".join(names[number] for number, own in sorted(failed.items()) if own == reason)
-        yield f"{which}: {reason.partition(chr(10))[0]}"
+        which = [names[number] for number, own in sorted(failed.items()) if own == reason]
+        yield f"{', '.join(which)}: " * (len(which) < len(names)) + reason.partition("\n")[0]
 
 
 def _found_server(config: Composition, settings: Settings) -> str:
     """Return a line with the server rule of a method that is named by its client only."""
-    if settings.progress in SILENT or not names_client_only(config.config["method"]):
+    if settings.progress in ("quiet", "none") or not names_client_only(config.config["method"]):
         return ""
     return f"method={settings.names['method']}: the server rule is {settings.method['server']['_target_']}\n"
 
@@ -213,6 +197,7 @@ def new_runner(first: Settings | None, own_process: bool) -> Any:
         own_process: whether this process does nothing but runs: then packages that no run needs are not imported, and
             garbage collections leave out what is imported, which stays (a third of a short run's CPU time).
     """
+    doing("importing PyTorch and preparing the run")
     early, state = None, random.getstate()
     # Not with GPUs, which are looked for by torch.
     if first is not None and first.executor == "ray" and not (first.ray_address or first.placement.gpus):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pflsim.commands.resume import resume_run
-from pflsim.commands.sweep import parallel_runs, run_alone
+from pflsim.commands.sweep import of_all, parallel_runs, run_alone
 from pflsim.config.compose import composing, config_folders
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
@@ -157,12 +157,8 @@ def _tables(study: Study, runs: Sequence[Path]) -> list[str]:
 
 def check_first_runs(methods: Sequence[Method]) -> None:
     """Load the data and build the models of all methods, so that a mistake which only these show costs no trial."""
-    prepare = importlib.import_module("lightning_modules.prepare").prepare
-    for method in methods:
-        try:
-            prepare(method.settings({}))
-        except SettingsError as error:
-            raise SettingsError(f"{method.name}: {error}") from None
+    prepare = partial(importlib.import_module("lightning_modules.prepare").prepare, kept={})
+    of_all(lambda method: prepare(method.settings({})) and None, methods, [method.name for method in methods])
 
 
 def side_by_side(runs: Iterable[Settings], parallel: int, table: SweepTable | None = None) -> Iterator[tuple[int, str]]:

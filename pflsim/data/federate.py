@@ -16,6 +16,7 @@ from pflsim.data.shifts import Shift
 from pflsim.data.splits import Assign
 from pflsim.data.targets import as_task
 from pflsim.errors import SettingsError, own_errors, reading
+from pflsim.progress import doing
 from pflsim.seeding import numpy_generator, seeded_global
 from pflsim.types import SPLITS
 
@@ -74,7 +75,9 @@ def load_federation(settings: Settings, kept: dict[str, Dataset] | None = None) 
     kept, key = {} if kept is None else kept, str(settings.data)
     if key not in kept:
         kept.clear()  # before another one takes memory
+        doing(f"reading data={component_name(settings, 'data')}")
         kept[key] = load()
+        doing("preparing the clients")
     dataset = as_task(kept[key], settings.task.name)
     check_dataset(dataset, f"data={component_name(settings, 'data')}")
     given = explicit(dataset, clients) if explicit else Partition((), (), ())

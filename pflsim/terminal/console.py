@@ -17,6 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from pflsim.progress import doing
 from pflsim.records.evaluation import Scope
 from pflsim.records.history import RoundMetrics
 from pflsim.records.summary import RunMeta, Summary, who_is_evaluated
@@ -105,6 +106,7 @@ class Console:
             done: the last finished round of a resumed run.
             kept_at: URL of the remote copy.
         """
+        doing("")
         self._url = kept_at
         if self._watch:
             self._watch(self.status)

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any
 
 from pflsim.engine.interrupts import SIGNALS, Stopped
+from pflsim.progress import doing
 from pflsim.terminal.exit_status import exit_status
 
 LONGEST_FOLDER = 60
@@ -64,6 +65,7 @@ def in_processes(functions: Iterable[Callable[[], Any]], parallel: int) -> Itera
             if process not in others and process.pid:
                 os.kill(process.pid, signum)
 
+    doing("")
     import_early()
     before = {signum: signal.getsignal(signum) for signum in SIGNALS if signal.getsignal(signum) != signal.SIG_IGN}
     for signum in before:

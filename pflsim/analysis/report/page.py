@@ -24,6 +24,7 @@ from pflsim.analysis.verdict import decimals_of, fixed, over_benchmarks, rounded
 from pflsim.analysis.words import heading, varying
 from pflsim.config.names import listed, written
 from pflsim.errors import SettingsError
+from pflsim.progress import counted
 from pflsim.records.folder import LOG
 from pflsim.records.history import METRICS
 from pflsim.records.summary import who_is_evaluated
@@ -44,7 +45,8 @@ def page(folders: Sequence[Path], study: Path | None = None) -> str:
     Raises:
         SettingsError: a folder cannot be read, or no run has an evaluated round.
     """
-    read = [(folder, read_run(folder) if (folder / METRICS).is_file() else None) for folder in folders]
+    each = counted("reading runs", folders)
+    read = [(folder, read_run(folder) if (folder / METRICS).is_file() else None) for folder in each]
     runs = [run for _, run in read if run and run.at("last")]
     if not runs:
         first = [f"{folder}: {': '.join(_why(folder, run))}" for folder, run in read[:3]]
@@ -52,8 +54,8 @@ def page(folders: Sequence[Path], study: Path | None = None) -> str:
     runs = [run for run in runs if run.complete] or runs  # if none is finished, what there is so far
     sets = compare_sets(runs)
     groups = [group for comparison in sets for group in comparison.groups]
-    counted = {run.folder for group in groups for run in (*group.runs, *group.left_out)}
-    out = [_why(folder, run) for folder, run in read if not run or run.folder not in counted]
+    used = {run.folder for group in groups for run in (*group.runs, *group.left_out)}
+    out = [_why(folder, run) for folder, run in read if not run or run.folder not in used]
     timed = facts.undisturbed(run for _, run in read if run)
     return _render([_benchmark(c) for c in sets], out, study and read_study(study), count=len(folders), timed=timed)
 

@@ -12,6 +12,7 @@ from annotated_types import Ge, Le
 from pflsim.data.dataset import Dataset
 from pflsim.data.sources.common import entries, finished, fixed_split, joined
 from pflsim.errors import SettingsError, reading
+from pflsim.progress import counted
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 Side = Annotated[int, Ge(1), Le(4096)]
@@ -67,7 +68,7 @@ def _read(files: list[tuple[str, int]], size: int, grayscale: bool) -> tuple[np.
 
     channels = 1 if grayscale else 3
     x = np.empty((len(files), size, size, channels), dtype=np.uint8)
-    for row, (path, _) in enumerate(files):
+    for row, (path, _) in enumerate(counted("reading pictures", files)):
         with reading(path, "an image; repair it or take it out"), Image.open(path) as image:
             deep = image.mode[0] in "IF"  # values that `convert` clips at 255
             if deep:
