@@ -27,7 +27,7 @@ from lightning_modules.hosts.client_factory import InitialStates
 from lightning_modules.hosts.failures import Failure
 from pflsim.engine.diagnostics import RoundDiagnostics
 from pflsim.engine.execution import ClientTask, EvalRequest, NodeLost, Sent, Trained, TrainTask
-from pflsim.errors import ClientError, RunError, ServerError
+from pflsim.errors import ClientError, RunError, ServerError, in_one_line
 from pflsim.messages import Message, Uplink
 from pflsim.records.checkpoint_write import to_containers
 from pflsim.types import EvalRow, Tensors
@@ -111,10 +111,10 @@ class RayExecutor(BaseExecutor[ObjectRef]):
         if actors < slots and placement.actors is None:
             logger.info(f"{slots} client actors fit on the GPUs; for more than {actors}, lower lockstep_clients")
         self.layout, self._host_of, self._pool = layout, layout.host_of(), pool
-        self.server = RayServer(pool.server(), Setup(tuple(sys.path), (ray.put(self.server_arguments),)))
+        self.server = RayServer(pool.server(), Setup(tuple(sys.path), (put(self.server_arguments),)))
         self._versions = count(1)
         self.actors = pool.start(layout)
-        arguments = tuple(map(ray.put, (self.factory.with_gpus(layout.gpus), *self.data)))
+        arguments = tuple(map(put, (self.factory.with_gpus(layout.gpus), *self.data)))
         self._setups = [Setup(tuple(sys.path), arguments, group) for group in layout.groups]
         self._processes: dict[str, str] = {}
         self._ended = set[str]()
@@ -453,6 +453,16 @@ class RayExecutor(BaseExecutor[ObjectRef]):
             if isinstance(cause, exceptions.ObjectLostError):
                 raise NodeLost("objects on a node that left the cluster are lost") from None
             raise
+
+
+def put(value: object) -> ObjectRef:
+    """Call `ray.put`; raises a `RunError` if the value cannot be pickled, for example because of a user's model."""
+    try:
+        return ray.put(value)
+    except Exception as error:
+        raise RunError(
+            f"Ray cannot send the model, the method or the data to actors ({in_one_line(error)}): use executor=inline"
+        ) from error
 
 
 def fatal_error(process: str) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
+from torch.nn.utils.parametrize import is_parametrized
+
 from lightning_modules.base import ClientModule
 from lightning_modules.nets.adjust import Adjustments
 from lightning_modules.nets.net import Net
@@ -100,6 +102,9 @@ class ClientFactory:
             net = self.models[variant](self.input_shape, self.num_classes)
             self.adjust(net)
             module = self.client(net, self.training)
+        for kind in {type(part) for part in net.modules() if is_parametrized(part)}:
+            if "__getstate__" in vars(kind):  # raises an error, although Ray can pickle these classes of torch
+                del kind.__getstate__  # type: ignore[attr-defined]
         module.constant_buffers = self.constants
         module.keep_optimizers()
         return module

@@ -6,18 +6,22 @@ import json
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 import torch
+from ray import cloudpickle
 from safetensors.torch import save_file
-from support import check_loaded, inline, prepared
+from support import agree, check_loaded, inline, prepared, rounds, states
 
 import pflsim
 from lightning_modules.export import main as export
 from lightning_modules.nets.own import OwnNet, own_net
 from pflsim.cli import main
+from pflsim.commands.overrides import overrides_of
 from pflsim.config.settings import Eval, Settings, TaskChoice
 from pflsim.engine.execution import ReplyTask, TrainTask
 from pflsim.errors import SettingsError
@@ -206,6 +210,10 @@ MINE = """
         def train(self, mode=True): super().train(mode)
     with torch.random.fork_rng(): two = Two()
     def same(): return two
+    class Orthogonal(Two):
+        def __init__(self, num_classes=10):
+            super().__init__(num_classes=num_classes)
+            nn.utils.parametrizations.orthogonal(self.a), nn.utils.parametrizations.orthogonal(self.fc)
     class Narrow(Net):
         def __init__(self, input_shape, num_classes):
             super().__init__(nn.Flatten(), nn.Linear(64, num_classes), (32,), num_classes)
@@ -415,6 +423,20 @@ def test_records_and_resume_know_own_modules(
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(tmp_path)])
     monkeypatch.delitem(sys.modules, mine)
     assert mine in refused("resume=../run")
+
+
+@pytest.mark.parametrize(("method", "as_object"), [("fedavg", True), ("fedfcd", False)])
+def test_parametrized_models_are_sent_to_actors(method: str, as_object: bool, mine: str) -> None:
+    """They compute the same there; FedFCD's server trains a copy of the head."""
+    model = imported(mine, "Orthogonal")
+    texts = overrides_of({"model": model() if as_object else model})
+    made, ends = prepared(*TWO[:2], f"method={method}", "lockstep=false", *texts), list[Any]()
+    sent = cloudpickle.loads(cloudpickle.dumps((made.factory, made.rule, made.federation)))
+    for factory, rule, federation in ((made.factory, made.rule, made.federation), sent):
+        executor = inline(replace(made, factory=factory, rule=rule, federation=federation))
+        rounds(executor, 2, 2)
+        ends.append((states(executor), executor.server_state()))
+    agree(*ends)
 
 
 OWN_METHODS = """
