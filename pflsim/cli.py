@@ -130,8 +130,9 @@ def checked(overrides: Sequence[str], multirun: bool, config_dirs: Sequence[str]
             given = to_settings(composed(known, folders))
             changed(given, given, [str(override.key_or_group) for override in parse(known)])
         return []
-    runs = [to_settings(config) for config in configs(texts, multirun, folders)[1]]
-    check_sweep(runs)
+    jobs, found = configs(texts, multirun, folders)
+    runs = [to_settings(config) for config in found]
+    check_sweep(runs, jobs)
     return runs
 
 

@@ -65,4 +65,5 @@ def test_commands_in_the_comments_compose(path: Path) -> None:
         options = cli._options(shlex.split(line)[2:])
         with composing([CONFIGS]):
             jobs = sweep(options.overrides, [CONFIGS]) if options.multirun else [options.overrides]
-        check_sweep([settings(*job) for job in (jobs[0], *jobs[1:][-1:])])
+        some = [jobs[0], *jobs[1:][-1:]]
+        check_sweep([settings(*job) for job in some], some)

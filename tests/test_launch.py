@@ -16,6 +16,7 @@ from support import slow_except
 from lightning_modules.contract import command
 from pflsim import cli
 from pflsim.commands import sweep
+from pflsim.commands.overrides import overrides_of
 from pflsim.config.compose import CONFIGS
 from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
@@ -164,6 +165,18 @@ def test_sweeps(runs: list[Settings], capsys: pytest.CaptureFixture[str]) -> Non
     assert "[4/4] FedAvg seed=1" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("root", ["out", "s3://bucket/out"])
+def test_the_folders_of_a_sweep_have_a_pattern(root: str, runs: list[Settings]) -> None:
+    """With the names of components, and settings as they are; in Python, such a text is quoted."""
+    pattern = f"{root}/${{method}}-${{data}}-${{optimizer}}-${{method.lam}}-${{seed}}"
+    given = {"method": ["ditto", "ditto+fedadam"], "seed": [0, 1], "run_dir": pattern}
+    for words in (["method=ditto,ditto+fedadam", "seed=0,1", f"run_dir={pattern}"], overrides_of(given, sweep=True)):
+        assert cli.main(["-m", *words]) == 0
+        names = [f"{root}/{name}-digits-sgd-1.0-{seed}" for name in ("ditto", "ditto+fedadam") for seed in (0, 1)]
+        assert [run.run_dir for run in runs] == names
+        runs.clear()
+
+
 OWN = """
     class Moon:
         def __init__(self, net, *, mu: float = 1.0): ...
@@ -239,8 +252,10 @@ def test_a_sweep_is_checked_before_its_first_run(refused: Refused) -> None:
     assert "method=fedva: there is no method of that name; did you mean " in refused("-m", "method=local,fedva")
     assert "clients='x': expected" in refused("-m", "seed=0,1", "clients=3,x")
     assert "rounds=0: expected" in refused("-m", "rounds=5,0")
-    assert "run_dir=x is" in refused("-m", "seed=0,1", "run_dir=x")
-    assert "[1/2] fraction=1" in refused("-m", "fraction=1,0.5", "eval.holdout_clients=10")
+    assert "run_dir='x/${method}-${seed}'" in refused("-m", "method=local,fedavg", "seed=0,1", "run_dir=x")
+    assert "run_dir='x/local/${seed}'" in refused("-m", "method=local", "seed=0,1", "run_dir=x/${method}")
+    assert "error: [2/2] fraction=0.01: " in refused("-m", "fraction=1,0.01")
+    assert "error: eval.holdout_clients=10 " in refused("-m", "fraction=1,0.5", "eval.holdout_clients=10")
     assert "lr=1,2,3" in refused("-m", "lr=interval(0,1)")
 
 

@@ -58,14 +58,13 @@ def run_all(
     """
     differing = _short_names(jobs)
     names = [f"[{number}/{len(jobs)}] {name}" for number, name in enumerate(differing, start=1)]
-    varying = [values[0].partition("=")[0].lstrip("+") for values in zip(*jobs, strict=True) if len({*values}) > 1]
     failed = dict[int, str]()
     first = of_all(run_settings, configs, names)[0]
     if own_process and first and parallel_runs([first] * len(jobs)) > 1:
         importlib.import_module("pflsim.terminal.processes").import_early()
     with new_runner(first, own_process) as runner:
         runs = of_all(to_settings, configs, names)
-        check_sweep(runs)
+        varying = check_sweep(runs, jobs)
         if len(runs) > 1:
             kinds = [tuple(NUMBER.sub("", text) for text in job) for job in jobs]
             # runs with equal data follow each other, so that the data are read once

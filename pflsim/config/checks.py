@@ -83,19 +83,29 @@ def check(settings: Settings) -> None:
         raise SettingsError(problem)
 
 
-def check_sweep(runs: Sequence[Settings]) -> None:
+def check_sweep(runs: Sequence[Settings], jobs: Sequence[Sequence[str]]) -> list[str]:
     """Refuse a sweep in which two runs have the same run folder.
+
+    Args:
+        runs: the settings of the runs.
+        jobs: their overrides.
+
+    Returns:
+        The keys of the settings that vary.
 
     Raises:
         SettingsError: two runs have the same run_dir.
     """
+    varying = [values[0].partition("=")[0].lstrip("+") for values in zip(*jobs, strict=True) if len({*values}) > 1]
     folders = [run.run_dir for run in runs if run.run_dir is not None]
     for folder in folders:
         if folders.count(folder) > 1:
+            pattern = "-".join(f"${{{key}}}" for key in varying)
             raise SettingsError(
-                f"run_dir={folder} is the folder of {folders.count(folder)} runs of this sweep; leave run_dir out, or "
-                "include what differs: run_dir='runs/mine-${seed}'"
+                f"run_dir={folder} is the folder of {folders.count(folder)} runs of this sweep; include what differs: "
+                f"run_dir='{folder}/{pattern}'"
             )
+    return varying
 
 
 def _contradictions(settings: Settings) -> Iterator[str]:

@@ -142,6 +142,8 @@ def composed(overrides: Sequence[str], folders: Sequence[Path]) -> Composition:
     names = {group: choices[group] for group in sorted(choices) if not group.startswith("hydra/") and choices[group]}
     names["method"] = _with_optimizer(names["method"], content["server_optimizer"]["name"])
     names |= {QUICK: "true"} if is_quick else {}
+    if isinstance(folder := content.get("run_dir"), str):  # ${method} is its name there, not its settings
+        content["run_dir"] = re.sub(rf"(?<=\${{)(?=({'|'.join(choices)})}})", "names.", folder)
     return Composition({**content, "names": names}, search)
 
 

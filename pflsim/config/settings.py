@@ -280,7 +280,7 @@ class Settings:
     ray_address: str | None = None
     """Ray cluster to join: auto or HOST:PORT; null: start Ray on this machine."""
     run_dir: str | None = None
-    """Run folder; null: runs/<date-time>-<method>-<data>-s<seed>; a URL (s3://...) adds a remote copy."""
+    """Run folder, as out/${method}-${seed}; null: runs/<date-time>-<method>-<data>-s<seed>; a URL: a copy there."""
     sweep: Sweep = field(default_factory=Sweep)
     placement: Placement = field(default_factory=Placement)
     eval: Eval = field(default_factory=Eval)

@@ -124,7 +124,8 @@ def test_choices_are_accepted_and_nothing_else(key: str) -> None:
 
 
 def test_runs_of_a_sweep_do_not_share_a_folder() -> None:
-    check_sweep([settings_with(), settings_with()])
-    check_sweep([settings_with(run_dir="a"), settings_with(run_dir="b")])
-    with pytest.raises(SettingsError, match="run_dir=a is"):
-        check_sweep([settings_with(run_dir="a"), settings_with(), settings_with(run_dir="a")])
+    jobs = [["x=1", "+method.mu=0", "seed=0"], ["x=1", "+method.mu=1", "seed=0"], ["x=1", "+method.mu=1", "seed=1"]]
+    assert check_sweep([settings_with()] * 3, jobs) == ["method.mu", "seed"]
+    check_sweep([settings_with(run_dir=name) for name in "abc"], jobs)
+    with pytest.raises(SettingsError, match=r"run_dir=a is .*run_dir='a/\$\{method.mu\}-\$\{seed\}'"):
+        check_sweep([settings_with(run_dir="a"), settings_with(), settings_with(run_dir="a")], jobs)
