@@ -2,9 +2,10 @@
 
     python -m benchmarks.fuzz --count 1500 --seed 0
 
-Methods, models, data, partitions, optimisers, precisions and faults are drawn together, with values that users try.
-A run ends with status 0, or with status 2 and a line that names a key of the command, or because values are not finite.
-All others are printed. If a run hangs, the program ends, and `--first` continues after it.
+Methods, all models of `configs/model` at small widths, data, partitions, optimisers, precisions and faults are drawn
+together, with values that users try. A run ends with status 0, or with status 2 and a line that names a key of the
+command, or because values are not finite. All others are printed. Each run has a process of its own, so that a signal
+or a hang is printed too.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import faulthandler
+import importlib
 import io
+import multiprocessing
 import random
 import shutil
 import sys
@@ -23,22 +26,41 @@ import warnings
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import yaml
 
 from pflsim.config.compose import CONFIGS, as_yaml, composed, composing, config_folders
 
-SCHOOLS = "{folder}/schools.csv data.label=score data.client=school"
+SCHOOLS = "table data.path={folder}/schools.csv data.client=school data.label="
+ARRAYS = {"grey": (16, 16), "colour": (16, 16, 3), "tokens": (12,)}
+"""The shapes of the examples in the .npz files that are written."""
 DATA = {
-    "images": ["digits"],
-    "tables": ["wine", "breast_cancer", SCHOOLS, SCHOOLS.replace("score", "passed"), SCHOOLS.replace("score", "kind")],
+    "images": ["digits", "npz data.path={folder}/grey.npz", "npz data.path={folder}/colour.npz"],
+    "tables": ["wine", "breast_cancer", *(SCHOOLS + label for label in ("score", "passed", "kind"))],
+    "tokens": ["npz data.path={folder}/tokens.npz"],
 }
-MODELS = {
-    "images": [
-        *("mlp", "mlp model.hidden=[]", "mlp model.hidden=[8,8]", "linear", "dnn", "mnist_nn", "cifar10_cnn"),
-        *(f"{name} model.padding=2" for name in ("cnn", "cnn_bn", "lenet_bn", "pfedpm_cnn_mh")),
-    ],
-    "tables": ["tabular_mlp", "mlp", "tabular_mlp model.hidden=[]", "linear"],
+TABULAR = ("tabular_mlp", "mlp", "linear", "dnn", "mnist_nn")
+WIDTHS = {
+    **dict.fromkeys(("mlp", "tabular_mlp"), ["", "model.hidden=[]", "model.hidden=[8,8]", "model.hidden=[1]"]),
+    **dict.fromkeys(("dnn", "mnist_nn"), ["", "model.hidden=[3]"]),
+    **dict.fromkeys(("cnn", "cnn_bn"), ["model.padding=2", "model.channels=[1,2] model.hidden=4 model.padding=2"]),
+    **dict.fromkeys(("mnist_cnn", "cifar10_cnn"), ["model.channels=[2,3,4] model.hidden=5", "model.hidden=1"]),
+    **dict.fromkeys(
+        ("lenet", "lenet_bn"),
+        ["model.padding=2", "model.channels=[1,3] model.hidden=[4,3]", "model.channels=[2] model.norm=group"],
+    ),
+    **dict.fromkeys(
+        ("pfedpm_cnn", "pfedpm_cnn_mh", "pfedpm_cnn_narrow"),
+        ["model.padding=2", "model.padding=2 model.channels=2 model.hidden=3", "model.channels=1 model.kernel=3"],
+    ),
+    **dict.fromkeys(
+        ("resnet18", "resnet18_mh"),
+        [*(f"model.width={width}" for width in (1, 4, 8, 9)), "model.width=8 model.norm=group"],
+    ),
+    "alexnet": ["model.hidden=1", "model.hidden=8"],
+    "text_transformer": ["model.width=4", "model.width=2 model.heads=1 model.layers=1 model.dropout=0.5"],
 }
+"""Settings of the models; others have their defaults."""
 TORCH = ["Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop", "SparseAdam"]
 OPTIMIZERS = [
     *("sgd", "adam", "adamw", "rmsprop"),
@@ -95,30 +117,40 @@ OPTIONS = {
 }
 
 
-def write_schools(path: Path) -> None:
-    """Write a table with five schools, in which values are missing."""
-    draw = random.Random(0)
+def models(kind: str) -> list[str]:
+    """Return the built-in models that fit a kind of data, with their settings."""
+    names = {path.stem for path in (CONFIGS / "model").glob("*.yaml")} - {"hf"}
+    tokens = {name for name in names if name.startswith(("text", "char"))}
+    of_kind = {"images": names - tokens - {"tabular_mlp"}, "tables": {*TABULAR}, "tokens": tokens}[kind]
+    return [f"{name} {widths}" for name in sorted(of_kind) for widths in WIDTHS.get(name, [""])]
+
+
+def write_data(folder: Path) -> None:
+    """Write arrays of 120 examples, and a table with five schools, in which values are missing."""
+    draw, rng = random.Random(0), np.random.default_rng(0)
+    for name, shape in ARRAYS.items():
+        x = rng.integers(0, 20, (120, *shape)) if name == "tokens" else rng.integers(0, 256, (120, *shape), np.uint8)
+        y = rng.integers(0, 4, 120)
+        np.savez(folder / f"{name}.npz", x_train=x[:80], y_train=y[:80], x_test=x[80:], y_test=y[80:])
     rows = [
         (school, draw.gauss(school, 3), draw.choice(["a", "b", ""]), draw.choice(["no", "yes"]), draw.choice("xyz"))
         for school in range(5)
         for _ in range(30)
     ]
     lines = ("school,score,sex,passed,kind,intake", *(f"{s},{v},{x},{p},{k},{v / 2:.2f}" for s, v, x, p, k in rows))
-    path.write_text("\n".join(lines))
+    (folder / "schools.csv").write_text("\n".join(lines))
 
 
 def command(choose: random.Random, folder: Path) -> list[str]:
-    """Draw a command line; `folder` has the table of schools."""
-    kind = choose.choice(["images", "images", "tables"])
+    """Draw a command line; `folder` has the files of `write_data`."""
+    kind = choose.choice(["images", "images", "images", "tables", "tables", "tokens"])
     names = {
         group: sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
         for group in ("method", "partition", "shift", "split")
     }
     words = [f"method={choose.choice(names['method'])}", f"data={choose.choice(DATA[kind])}"]
-    words = " ".join(words).format(folder=folder).replace("data=/", "data.path=/").split()
-    if any(word.startswith("data.path") for word in words):
-        words.append("data=table")
-    words += f"model={choose.choice(MODELS[kind] if choose.random() < 0.95 else MODELS['images'])}".split()
+    words = " ".join(words).format(folder=folder).split()
+    words += f"model={choose.choice(models(kind if choose.random() < 0.95 else 'images'))}".split()
     for group, share in (("partition", 0.25), ("shift", 0.1), ("split", 0.15)):
         if choose.random() < share:
             words.append(f"{group}={choose.choice(names[group])}")
@@ -169,8 +201,30 @@ def outcome(words: list[str], folder: Path) -> tuple[str, str]:
     return ("ran", "") if status == 0 else (f"status {status}", said.getvalue())
 
 
+def in_child(words: list[str], folder: Path, seconds: float) -> tuple[str, str]:
+    """Return the `outcome` of a command line in a process of its own, which a signal or the time limit may end."""
+
+    def run() -> None:
+        faulthandler.dump_traceback_later(seconds, exit=True)
+        kind, said = outcome(words, folder)
+        sent.send((kind, said.strip()[-1500:]))
+
+    context = multiprocessing.get_context("fork")
+    found, sent = context.Pipe(duplex=False)
+    process = context.Process(target=run)
+    process.start()
+    sent.close()
+    process.join()
+    if process.exitcode:
+        return (f"signal {-process.exitcode}" if process.exitcode < 0 else "hung"), ""
+    return found.recv()
+
+
 def main() -> int:
     """Run the configurations and print the counts."""
+    for name in ("pandas", "torch.utils.tensorboard", "lightning_modules.light", "ray_actors.run"):
+        importlib.import_module(name)  # once, not in every process
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=1500)
     parser.add_argument("--seed", type=int, default=0)
@@ -178,21 +232,19 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=120, help="seconds after which one configuration has hung")
     options = parser.parse_args()
     counts, table = Counter[str](), Path(tempfile.mkdtemp(prefix="fuzz-"))
-    write_schools(table / "schools.csv")
+    write_data(table)
     start, slowest = time.perf_counter(), 0.0
     for number in range(options.first, options.count):
         words = command(random.Random(f"{options.seed}/{number}"), table)
         folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
         print(f"{number}\r", end="", file=sys.stderr, flush=True)
-        faulthandler.dump_traceback_later(options.timeout, exit=True)
         began = time.perf_counter()
-        kind, said = outcome(words, folder / "run")
+        kind, said = in_child(words, folder / "run", options.timeout)
         slowest = max(slowest, time.perf_counter() - began)
-        faulthandler.cancel_dump_traceback_later()
         shutil.rmtree(folder)
         counts[kind] += 1
         if kind not in ("ran", "refused", "not finite"):
-            print(f"{number} {kind}: {' '.join(words)}\n    {said.strip()[-1500:]}", flush=True)
+            print(f"{number} {kind}: {' '.join(words)}\n    {said}", flush=True)
     shutil.rmtree(table)
     print(f"{dict(counts)} in {time.perf_counter() - start:.0f} s, at most {slowest:.1f} s each")
     return int(any(kind not in ("ran", "refused", "not finite") for kind in counts))
