@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_modules.nets.frozen import freeze
+from lightning_modules.nets.hugging_face import drawn_parameters
 from lightning_modules.nets.net import Net
 from lightning_modules.nets.own import OwnNet
 from pflsim.config.settings import Settings
@@ -80,18 +81,26 @@ def load_weights(net: Net, path: str, strict: bool) -> None:
 
 
 def add_adapters(net: Net, lora: Mapping[str, Any]) -> None:
-    """Add LoRA adapters to the body's linear layers, and freeze its other parameters; the head stays as it is.
+    """Add LoRA adapters to the body's linear layers, and freeze its other parameters.
+
+    The head, and layers that were not in the weights of a pretrained transformers model, stay as they are.
 
     Raises:
         SettingsError: PEFT refuses the arguments, or the body has no such layers.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
-    linear = [name for name, part in net.body.named_modules() if isinstance(part, nn.Linear)]
+    drawn, parts = drawn_parameters(net.body), dict(net.body.named_modules())
+    linear = [name for name, part in parts.items() if isinstance(part, nn.Linear)]
     options = dict(lora)
     with reading(f"lora={options}", "arguments of peft.LoraConfig, and targets among the linear layers of the body"):
         config = LoraConfig(target_modules=options.pop("targets", linear), **options)
         inject_adapter_in_model(config, net.body)
+    for parameter in drawn:
+        parameter.requires_grad_(True)
+    for name, part in parts.items():
+        if name and drawn.intersection(part.parameters(recurse=False)):
+            net.body.set_submodule(name, part)  # without an adapter
 
 
 def adapter_matrices(module: Any, matrix: str) -> tuple[str, ...]:

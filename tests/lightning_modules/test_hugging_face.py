@@ -1,6 +1,7 @@
 """Models of Hugging Face and PEFT with random weights, and adapters by PEFT."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ from support import check_loaded, shard
 from torch import nn
 
 import pflsim
+from lightning_modules.nets.adjust import Adjustments
 from lightning_modules.nets.frozen import frozen
+from lightning_modules.nets.hugging_face import load
+from lightning_modules.nets.own import own_net
 from pflsim.cli import main
 from pflsim.data.dataset import Dataset
 from pflsim.data.federate import load_federation
@@ -63,6 +67,17 @@ def by_ours(targets: str) -> dict[str, Any]:
     return {"lora": {"r": 2, "targets": [f"q_{targets}", f"v_{targets}"]}}
 
 
+class Logits(nn.Module):
+    """A module of a user with a transformers model as a part."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model(x).logits
+
+
 ADAPTERS = 2 * 4 * 2 * 8
 """Bytes of one layer's adapter: A and B of rank 2 and width 8, float32."""
 
@@ -71,7 +86,7 @@ ADAPTERS = 2 * 4 * 2 * 8
     ("model", "data", "lora", "head"),
     [
         (vit, "digits", by_ours("proj"), 8 * 10 + 10),
-        pytest.param(distilbert, text(), by_ours("lin"), 8 * 3 + 3, marks=pytest.mark.slow),
+        pytest.param(distilbert, text(), by_ours("lin"), 8 * 3 + 3 + 8 * 8 + 8, marks=pytest.mark.slow),
         pytest.param(llama, text(), by_ours("proj"), 8 * 3, marks=pytest.mark.slow),
         pytest.param(adapted, text(), {}, 8 * 3 + 3 + 8 * 8 + 8, marks=pytest.mark.slow),
     ],
@@ -113,6 +128,38 @@ def test_a_factory_and_a_folder(tmp_path: Path, refused: Callable[..., str]) -> 
     assert {*loaded.state_dict()} == {"net.head.weight", "net.head.bias"} and len(frozen(loaded)) == len(expected) - 2
     assert torch.equal(loaded.net.original().vit.layernorm.weight, expected["vit.layernorm.weight"])
     assert "none" in refused(*SMALL, "data=digits", "model=hf", f"model.path={tmp_path / 'none'}")
+
+
+def roberta(kind: str = "RobertaForSequenceClassification") -> nn.Module:
+    small: Any = {"vocab_size": 50, "hidden_size": 8, "intermediate_size": 16, "max_position_embeddings": 20}
+    config = transformers.RobertaConfig(num_hidden_layers=1, num_attention_heads=2, num_labels=3, **small)
+    return getattr(transformers, kind)(config)
+
+
+@pytest.mark.parametrize(
+    ("saved", "model", "drawn"),
+    [
+        ("RobertaModel", "folder", ["classifier.dense"]),
+        ("RobertaForSequenceClassification", "folder", []),
+        ("RobertaForSequenceClassification", "object", ["classifier.dense"]),
+        ("RobertaForSequenceClassification", "part", ["classifier.dense"]),
+    ],
+)
+@pytest.mark.parametrize("targets", [{}, {"targets": ["query", "dense"]}], ids=["all", "some"])
+def test_layers_that_are_not_pretrained_are_trained_with_adapters(
+    saved: str, model: str, drawn: list[str], targets: dict[str, Any], tmp_path: Path
+) -> None:
+    """Besides the head; in a model given as an object, all outside of its base model count as such."""
+    roberta(saved).save_pretrained(tmp_path)
+    makes = {
+        "folder": partial(load, path=str(tmp_path)), "object": roberta, "part": lambda: nn.Sequential(Logits(roberta())),
+    }  # fmt: skip
+    net = own_net(makes[model], None, (7,), 3, vocabulary=50)
+    Adjustments(lora={"r": 2, **targets})(net)
+    trained = {net.name_of(name).rpartition(".")[0] for name in net.state_dict() if "lora_" not in name}
+    assert {name.removeprefix("0.model.") for name in trained} == {*drawn, "classifier.out_proj"}
+    adapted = {name.rpartition(".lora_A")[0] for name in net.state_dict() if "lora_A" in name}
+    assert adapted and not any(name.endswith(tuple(drawn)) for name in adapted if drawn)
 
 
 @pytest.mark.parametrize("lora", ["{r: 2, targets: [none]}", "{rank: 2}", "{r: 0}"])
