@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from lightning_modules.base import ClientModule
 from lightning_modules.hosts.client_factory import ClientFactory
-from lightning_modules.nets.adjust import Adjustments
+from lightning_modules.nets.adjust import Adjustments, save_adapters
 from lightning_modules.nets.frozen import frozen, load_frozen
 from lightning_modules.nets.net import choose_memory_format
-from lightning_modules.nets.own import bind_models
+from lightning_modules.nets.own import OwnNet, bind_models
 from lightning_modules.training import Training
 from pflsim.analysis.runs import PartitionFile, read_run
 from pflsim.config.components import bind_method, component_name
@@ -37,6 +37,7 @@ from pflsim.records.checkpoint_read import choose_checkpoint, fitting, from_cont
 from pflsim.records.files import read_json, write_atomically
 from pflsim.records.saved_settings import saved_settings
 from pflsim.records.trace import write_tensors
+from pflsim.seeding import seeded_global
 from pflsim.servers.base import ServerRule
 from pflsim.tasks.task import Task
 from pflsim.terminal.exit_status import command_parser, exit_status
@@ -73,6 +74,28 @@ class LoadedModel(nn.Module):
         with client.autocast() if client.training_settings.precision == "bf16" else nullcontext():
             x = scaled(inputs, self.about["scale"], self.mean, self.std)
             return client.criterion.scores(client.predict_global(x) if self.predict_global else client.predict(x))
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write a model of transformers or PEFT in its library's format; with `lora`, write the adapters and the head.
+
+        It maps inputs as the net gets them: images are scaled. With adapters, the folder fits the model that the run
+        has started from, for `peft.PeftModel.from_pretrained(model, folder)`.
+
+        Raises:
+            SettingsError: the model is another one, or the method does not predict by a single net.
+        """
+        client, shape, tokens = self.client, (2, *self.about["shape"]), self.about["tokens"]
+        with torch.no_grad(), seeded_global(0, "trial"):
+            inputs = torch.randn(shape) if tokens is None else torch.randint(tokens, shape)
+            scores = (client.predict_global if self.predict_global else client.predict)(inputs)
+            nets = [net for net in client.modules() if isinstance(net, OwnNet) and net(inputs).equal(scores)]
+        model: Any = nets[0].original() if nets else None
+        if nets and save_adapters(nets[0], model, Path(folder)):
+            return
+        if not hasattr(model, "save_pretrained"):
+            what = f"method={self.about['method']} with model={self.about['net']}"
+            raise SettingsError(f"{what} does not predict by one model of transformers or PEFT; use pflsim.export")
+        model.save_pretrained(folder)
 
 
 class SavedModels:

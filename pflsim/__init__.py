@@ -280,7 +280,8 @@ def load_model(
 
     Returns:
         A module in evaluation mode that maps examples [B, ...], as the data source gives them, to scores [B, C]. It
-        scales its inputs. Its attribute `client` is the client's module, whose `net` has the weights.
+        scales its inputs. Its attribute `client` is the client's module, whose `net` has the weights. Its method
+        `save_pretrained(folder)` writes models of transformers and PEFT in their format.
 
     Raises:
         SettingsError: there is no such model, or it cannot be read.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy, deepcopy
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from lightning_modules.nets.net import Net
 from lightning_modules.nets.own import OwnNet
 from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError, reading
+from pflsim.records.trace import write_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,44 @@ def add_adapters(net: Net, lora: Mapping[str, Any]) -> None:
     for name, part in parts.items():
         if name and drawn.intersection(part.parameters(recurse=False)):
             net.body.set_submodule(name, part)  # without an adapter
+
+
+def save_adapters(net: OwnNet, model: Any, folder: Path) -> bool:
+    """Write adapters, and what was trained besides them, as `peft.PeftModel.from_pretrained` reads them.
+
+    Args:
+        net: the net.
+        model: its original module, which is changed.
+        folder: to write to.
+
+    Returns:
+        Whether there are adapters; False for those of a PEFT model, and if all are merged into layers.
+    """
+    found: list[Any] = [part.peft_config for part in net.modules() if hasattr(part, "peft_config")]
+    if not found or hasattr(model, "get_base_model"):
+        return False
+    from peft import get_peft_model_state_dict
+
+    config, of_peft = copy(found[0]["default"]), ("lora_", ".base_layer.", ".modules_to_save.")
+    model.peft_config = {"default": config}
+    own = {net.name_of(key).rpartition(".")[0] for key in net.state_dict() if not any(part in key for part in of_peft)}
+    saved: dict[str, Any] = {name: part for name, part in model.named_modules() if name.endswith((*own,))}  # as in PEFT
+    for name, part in saved.items():
+        if hasattr(part, "get_base_layer"):  # PEFT reads either an adapter or a module
+            merged = deepcopy(part)  # its frozen parameters are those of the net
+            merged.merge()
+            model.set_submodule(name, merged.get_base_layer())
+    tensors = get_peft_model_state_dict(model, adapter_name="default", save_embedding_layers=False)
+    config.target_modules = {key.partition(".lora_")[0] for key in tensors if ".lora_" in key}
+    if not config.target_modules:
+        return False
+    tensors |= {key: value for key, value in model.state_dict().items() if key.rpartition(".")[0] in saved}
+    config.modules_to_save = sorted({*own, *(config.modules_to_save or ())})
+    config.base_model_name_or_path = getattr(model, "name_or_path", None)
+    config.save_pretrained(folder)
+    tensors = {f"base_model.model.{key}": value for key, value in tensors.items()}
+    write_tensors(folder / "adapter_model.safetensors", tensors, {"format": "pt"})
+    return True
 
 
 def adapter_matrices(module: Any, matrix: str) -> tuple[str, ...]:

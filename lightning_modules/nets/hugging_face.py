@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -9,7 +11,7 @@ from torch import nn
 def load(num_classes: int, *, path: str) -> nn.Module:
     """Load a classifier of images or of token sequences from a folder; layers that are not in it are drawn anew.
 
-    The names of what is drawn anew are in the attribute `drawn` of the module.
+    Their parameters are the attribute `drawn` of the module.
 
     Args:
         num_classes: C.
@@ -26,20 +28,15 @@ def load(num_classes: int, *, path: str) -> nn.Module:
         path, config=config, dtype=torch.float32, ignore_mismatched_sizes=True, local_files_only=True,
         output_loading_info=True,
     )  # fmt: skip
-    model.drawn = {*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])}
+    model.drawn = {parameter for name, parameter in model.named_parameters() if name in found["missing_keys"]}
     return model
 
 
 def drawn_parameters(net: nn.Module) -> set[nn.Parameter]:
-    """Return the trainable parameters of a transformers model, or of a net that has some, that are not pretrained.
+    """Return the parameters of a net with a pretrained transformers model that are not pretrained.
 
-    If it is not known which were loaded, those are pretrained that belong to the base model of a transformers model.
+    If it is not known which parameters were loaded, the trainable ones outside of the base model count as such.
     """
-    parts = [part for part in net.modules() if hasattr(part, "base_model_prefix")]
-    if not parts:
-        return set()
-    names = getattr(parts[0], "drawn", None)
-    if names is None:
-        pretrained = {p for part in parts for p in part.base_model.parameters()}  # type: ignore[union-attr]
-        return {p for p in net.parameters() if p.requires_grad} - pretrained
-    return {p for name, p in parts[0].named_parameters() if name in names and p.requires_grad}
+    parts: list[Any] = [part for part in net.modules() if hasattr(part, "base_model_prefix")]
+    outside = {p for p in net.parameters() if p.requires_grad}.difference(*(p.base_model.parameters() for p in parts))
+    return getattr(parts[0], "drawn", outside) if parts else set()

@@ -103,6 +103,8 @@ def test_the_files_of_export(
     assert torch.backends.cudnn.conv.fp32_precision == "ieee"
     assert str(folder / "global.pt2") in capsys.readouterr().out
     model = pflsim.load_model(run, 3)
+    with refusing("method=ditto", "model=", "pflsim.export"):
+        model.save_pretrained(folder)
     with torch.inference_mode():
         assert torch.equal(torch.export.load(folder / "client_3.pt2").module()(inputs), model(inputs))
     with safe_open(folder / "client_3.safetensors", "pt") as file:

@@ -1,6 +1,8 @@
 """Models of Hugging Face and PEFT with random weights, and adapters by PEFT."""
 
+from collections import OrderedDict
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import check_loaded, shard
+from support import check_loaded, shard, slow_except
 from torch import nn
 
 import pflsim
@@ -152,14 +154,72 @@ def test_layers_that_are_not_pretrained_are_trained_with_adapters(
     """Besides the head; in a model given as an object, all outside of its base model count as such."""
     roberta(saved).save_pretrained(tmp_path)
     makes = {
-        "folder": partial(load, path=str(tmp_path)), "object": roberta, "part": lambda: nn.Sequential(Logits(roberta())),
+        "folder": partial(load, path=str(tmp_path)), "object": roberta, "part": lambda: Logits(roberta()),
     }  # fmt: skip
     net = own_net(makes[model], None, (7,), 3, vocabulary=50)
     Adjustments(lora={"r": 2, **targets})(net)
     trained = {net.name_of(name).rpartition(".")[0] for name in net.state_dict() if "lora_" not in name}
-    assert {name.removeprefix("0.model.") for name in trained} == {*drawn, "classifier.out_proj"}
+    assert {name.removeprefix("model.") for name in trained} == {*drawn, "classifier.out_proj"}
     adapted = {name.rpartition(".lora_A")[0] for name in net.state_dict() if "lora_A" in name}
     assert adapted and not any(name.endswith(tuple(drawn)) for name in adapted if drawn)
+
+
+def normed() -> nn.Module:
+    parts = {"flat": nn.Flatten(), "a": nn.Linear(64, 6), "norm": nn.BatchNorm1d(6), "fc": nn.Linear(6, 10)}
+    return nn.Sequential(OrderedDict(parts))
+
+
+BASE, TWO = partial(roberta, "RobertaModel"), {"r": 2}
+
+
+@pytest.mark.parametrize(
+    ("make", "folder", "method", "lora", "adapters"),
+    slow_except(
+        [(BASE, True, "ditto", TWO, True)],
+        [
+            (BASE, True, "ditto", TWO, True),
+            (BASE, True, "ffa_lora", {"targets": ["query", "value"], "use_dora": True}, True),
+            (distilbert, True, "fedavg", TWO, True),
+            (distilbert, True, "fedavg", {"targets": ["pre_classifier"]}, False),
+            (distilbert, False, "fedavg", {}, False),
+            (adapted, False, "fedavg", {}, True),
+            (vit, False, "fedavg", {"bias": "lora_only"}, True),
+            (normed, False, "fedsa_lora", TWO, True),
+        ],
+    ),
+)
+def test_a_saved_model_predicts_as_the_run(
+    make: Callable[[], nn.Module], folder: bool, method: str, lora: dict[str, Any], adapters: bool, tmp_path: Path
+) -> None:
+    """Adapters fit the model that the run started from, whose new layers are drawn anew.
+
+    PEFT takes "pre_classifier" of DistilBERT for its head too, so its adapter becomes a part of it.
+    """
+    torch.manual_seed(1)
+    built: Any = make()
+    texts, kind = make not in (vit, normed), transformers.AutoModelForSequenceClassification
+    if folder:
+        built.save_pretrained(tmp_path / "base")
+    run = pflsim.run(
+        model={"name": "hf", "path": str(tmp_path / "base")} if folder else built,
+        data=text() if texts else "digits", method=method, lora=lora, overrides=[*SMALL, "lr=0.1"],
+        run_dir=str(tmp_path / "run"),
+    )  # fmt: skip
+    loaded = pflsim.load_model(run, 1)
+    x = torch.from_numpy(text().x[:9]) if texts else torch.rand(9, 1, 8, 8)
+    with torch.inference_mode():
+        scores = loaded(x)
+    loaded.save_pretrained(tmp_path / "out")
+    base = kind.from_pretrained(tmp_path / "base", num_labels=3) if folder else deepcopy(built)
+    if make is adapted:
+        base = base.unload()
+    assert adapters == (tmp_path / "out" / "adapter_config.json").exists()
+    read = partial(peft.PeftModel.from_pretrained, base) if adapters else kind.from_pretrained
+    saved = read(tmp_path / "out")
+    with torch.inference_mode():
+        found = saved.eval()(x)
+        torch.testing.assert_close(getattr(found, "logits", found), scores, rtol=1e-6, atol=1e-6)
+        assert torch.equal(loaded(x), scores)
 
 
 @pytest.mark.parametrize("lora", ["{r: 2, targets: [none]}", "{rank: 2}", "{r: 0}"])
