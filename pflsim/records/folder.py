@@ -136,7 +136,7 @@ def run_status(folder: Path) -> Iterator[Callable[[str], None]]:
             yield write
         finally:
             faulthandler.disable()
-            if enabled:  # on a file that Python does not tell; by default on this one
+            if enabled and sys.__stderr__:  # on a file that Python does not tell; by default on this one
                 faulthandler.enable(sys.__stderr__)
             (folder / STATUS).unlink(missing_ok=True)
 
