@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -93,9 +94,8 @@ def build_variants(factory: ClientFactory, dataset: Dataset, settings: Settings)
             raise
         except Exception as error:
             what = f"building a client of {component_name(settings, 'method')} with {model}"
-            hint = f"; if it has fewer than data.length={dataset.x.shape[-1]} positions, lower it" * bool(
-                dataset.tokens
-            )
+            positions = f"; if it has fewer than data.length={dataset.x.shape[-1]} positions, lower it"
+            hint = remedy(error) or positions * bool(dataset.tokens)
             raise SettingsError(f"{what} fails: {in_one_line(error)}{hint}") from error
         if shapes != ([1, *net.feature_shape], [1, outputs]):
             raise SettingsError(
@@ -118,6 +118,16 @@ def build_variants(factory: ClientFactory, dataset: Dataset, settings: Settings)
             raise SettingsError(f"{model}: the method trains a copy, which lacks the hooks of parameters; hook tensors")
         found.append(module)
     return found
+
+
+def remedy(error: Exception) -> str:
+    """Return what to change in a model that raises a known error, as the end of a message; "" for other errors."""
+    known = {
+        "Half|BFloat16|Double": "return model.float(), and cast nothing to float16 in forward (precision=bf16 does it)",
+        "padding token": "set pad_token_id in the model's config to the token that fills short sequences",
+        "than 1 value per channel": "give batch normalisation track_running_stats=True, or use nn.GroupNorm",
+    }
+    return "".join(f"; {advice}" for text, advice in known.items() if re.search(text, str(error)))
 
 
 def _overlapping(net: nn.Module) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from lightning_modules.base import ClientModule
 from lightning_modules.hosts.client_factory import ClientFactory
 from lightning_modules.hosts.client_host import ClientHost
 from lightning_modules.hosts.devices import torch_threads
-from lightning_modules.model_checks import Notice
+from lightning_modules.model_checks import Notice, remedy
 from lightning_modules.optimizers import OptimizerChoice
 from pflsim.config.components import component_name
 from pflsim.config.settings import Settings
@@ -77,7 +77,7 @@ def try_clients(
         with suppress(Exception):
             _two_rounds(replace(factory, **change), (dataset, few), server, model)
             culprit = part
-    raise SettingsError(f"{culprit}: a trial before round 1 fails: {in_one_line(cause)}") from cause
+    raise SettingsError(f"{culprit}: a trial before round 1 fails: {in_one_line(cause)}{remedy(cause)}") from cause
 
 
 @restored_generators()
@@ -154,7 +154,7 @@ def _compare_scores(module: ClientModule, inputs: Tensor, model: str) -> None:
     again, alone = exact.predict(inputs), torch.cat([exact.predict(one) for one in inputs.split(1)])
     for found, what in ((again, "called twice"), (alone, "alone and within a batch")):
         if not torch.allclose(found, scores, rtol=(size := 1e-4 if single.found else 1e-6), atol=size, equal_nan=True):
-            wanted = "without random numbers and without statistics of the batch there"
+            wanted = "without random numbers and without statistics of the batch there (track_running_stats=True)"
             if not torch.equal(given.to(inputs.dtype), inputs):
                 wanted = "that does not change its input in place"
             raise SettingsError(

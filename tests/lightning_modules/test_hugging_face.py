@@ -52,8 +52,8 @@ def distilbert() -> nn.Module:
     )
 
 
-def llama() -> nn.Module:
-    small: Any = {"vocab_size": 50, "hidden_size": 8, "intermediate_size": 16, "pad_token_id": 0}
+def llama(padding: int | None = 0) -> nn.Module:
+    small: Any = {"vocab_size": 50, "hidden_size": 8, "intermediate_size": 16, "pad_token_id": padding}
     config = transformers.LlamaConfig(
         num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, num_labels=3, **small
     )
@@ -239,6 +239,14 @@ def test_sequences_that_are_too_long_for_a_model_name_their_length(tmp_path: Pat
     data = Dataset("text", x, x[:, 0] % 3, 3, 40, vocabulary=50)
     with pytest.raises(SettingsError, match=r"data\.length=17"):
         pflsim.run(method="fedavg", data=data, model=distilbert(), overrides=SMALL, run_dir=str(tmp_path / "run"))
+
+
+def test_a_model_without_a_padding_token_is_told_how_to_have_one(tmp_path: Path) -> None:
+    """The remedy is that of the other tests of Llama."""
+    with pytest.raises(SettingsError, match=r"padding token.*; set pad_token_id in[^;]*$"):
+        pflsim.run(
+            method="fedavg", data=text(), model=llama(padding=None), overrides=SMALL, run_dir=str(tmp_path / "run")
+        )
 
 
 def test_a_mapping_of_inputs(tmp_path: Path) -> None:

@@ -87,6 +87,20 @@ MINE = """
             self.conv, self.norm = nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, track_running_stats=False)
             self.fc = nn.Linear(72, 10)
         def forward(self, x): return self.fc(self.norm(self.conv(x)).flatten(1))
+    class Batch1d(Two):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(16, track_running_stats=False)
+        def features(self, x): return self.norm(super().features(x))
+    class Float16(Two):
+        def __init__(self):
+            super().__init__()
+            self.half()
+    class Float16Inside(Two):
+        def __init__(self):
+            super().__init__()
+            self.a.half()
+        def features(self, x): return super().features(x.half()).float()
     class Squeezed(Two):
         def features(self, x): return super().features(x.squeeze())
     class Auxiliary(Two):
@@ -293,7 +307,9 @@ REASONS = {
     "Halved": ["evaluation", "input in place"],
     "Counting": ["evaluation", "call to call"],
     "same": ["same module twice"],
-    **dict.fromkeys(("Batch", "Faint"), ["evaluation", "batch"]),
+    "Faint": ["evaluation", "batch"],
+    **dict.fromkeys(("Batch", "Batch1d"), ["track_running_stats=True"]),
+    **dict.fromkeys(("Float16", "Float16Inside"), ["model.float()"]),
 }
 
 
@@ -303,6 +319,15 @@ def test_models_that_are_refused(mine: str, name: str, reasons: list[str], refus
     error = refused(*RUN, f"model={mine}.{name}")
     assert "model=" in error and name in error and all(reason in error for reason in reasons), error
     assert not Path("run").exists() and torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("name", ["Batch", "Batch1d", "Float16"])
+def test_remedies_help(name: str, mine: str) -> None:
+    model = imported(mine, name)()
+    for part in model.modules():
+        if isinstance(part, torch.nn.modules.batchnorm._NormBase):
+            part.__init__(part.num_features, track_running_stats=True)
+    prepared(*TWO, *overrides_of({"model": model.float()}))
 
 
 LINEAR = "model=torch.nn.Linear model.in_features=3 model.out_features=10"
