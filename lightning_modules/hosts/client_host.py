@@ -206,13 +206,15 @@ class ClientHost:
         with self._client(task, client, "train") as own:
             self._receive(own, downlink, joining=True)
             settings = self.module.training_settings
-            self.module.training_settings = replace(settings, local_epochs=1, local_steps=None)
+            constant = replace(settings, lr_schedule="constant", lr_decay=1.0, lr_step=1, lr_warmup=0)
+            self.module.training_settings = replace(constant, local_epochs=1, local_steps=None)
             try:
                 examples, order = self._augmented(own.train, task, client), self._order(task, client)
                 steps = sum(train(self.module, examples, order)[0] for _ in range(task.epochs))
+                self.module.training_settings = constant
+                state = self._replied(own, steps, {}).state  # a method may change its state when it replies
             finally:
                 self.module.training_settings = settings
-            state = self._replied(own, steps, {}).state  # a method may change its state when it replies
         return Reply(TrainReport(client, own.num_examples, 0), state=state)
 
     def _reply(self, task: ReplyTask, client: int, message: Message | None) -> Reply:

@@ -91,10 +91,10 @@ class ReplyTask:
 
 @dataclass(frozen=True, slots=True)
 class FinetuneTask:
-    """Receive the first downlink of a newcomer and train; nothing is sent to the server.
+    """Receive the first downlink of a newcomer and train at `lr`, without schedule; nothing is sent to the server.
 
     Args:
-        round_number: decides the learning rate and the random numbers.
+        round_number: decides the random numbers.
         epochs: how often the module's schedule runs, from 0. A phase without a length of its own lasts one epoch.
     """
 

@@ -104,8 +104,8 @@ def test_momentum_and_weight_decay_are_refused(setting: str) -> None:
 
 
 def test_a_newcomer_starts_without_a_control_variate() -> None:
-    """It receives x and c, and its steps in two epochs of fine-tuning all count."""
-    with started(scaffold(training=Training(lr=0.1, batch_size=4))) as executor:
+    """It receives x and c, and its steps in two epochs of fine-tuning all count, at the rate before the schedule."""
+    with started(scaffold(training=Training(lr=0.1, lr_decay=0.5, batch_size=4))) as executor:
         rounds(executor, 1, 3)
         x, c = values(executor.server.state.weights), values(executor.server.state.control)
         sent = executor.send([3], joining=True)

@@ -121,18 +121,26 @@ class TwoPhases(ClientModule):
         return Phase("head", trainable=HEAD, epochs=3), Phase("body", trainable=BODY)
 
 
+SCHEDULES: list[dict[str, Any]] = [
+    {"lr_decay": 0.5}, {"lr_schedule": "cosine", "rounds": 2}, {"lr_schedule": "step", "lr_decay": 0.5, "lr_step": 1},
+    {"lr_warmup": 9},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize(("client", "own"), [(FedAvg, 0), (TwoPhases, 3)])
-def test_fine_tuning_is_local_training_of_so_many_epochs(client: Any, own: int) -> None:
-    """The run's length plays no part; a phase's own length stays; the learning rate is that of the round."""
-    long = Training(lr=0.1, lr_decay=0.5, batch_size=4, local_steps=50)
+def test_fine_tuning_is_local_training_of_so_many_epochs(client: Any, own: int, schedule: dict[str, Any]) -> None:
+    """The run's length and schedule play no part; a phase's own length stays."""
+    plain = Training(lr=0.1, batch_size=4, local_steps=50)
+    long = replace(plain, **schedule)
     w = world(client, FedAvgServer(), training=long)
     module, down = w.inline().host.module, Message(weights=w.federation.initial)
-    found, once = w.inline(), world(client, FedAvgServer(), training=replace(long, local_steps=None)).inline()
+    found, once = w.inline(), world(client, FedAvgServer(), training=replace(plain, local_steps=None)).inline()
     tuned = found.host.run(FinetuneTask(2, 1), {3: down})[3].state
     assert same({3: tuned}, {3: once.host.run(TrainTask(2), {3: down})[3].state})
     assert found.host.module.training_settings == module.training_settings == long
     if not own:
-        twice = world(client, FedAvgServer(), training=replace(long, local_steps=None, local_epochs=2)).inline()
+        twice = world(client, FedAvgServer(), training=replace(plain, local_steps=None, local_epochs=2)).inline()
         tuned = found.host.run(FinetuneTask(2, 2), {3: down})[3].state
         for key, value in twice.host.run(TrainTask(2), {3: down})[3].state.items():
             torch.testing.assert_close(tuned[key], value)
