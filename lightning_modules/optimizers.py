@@ -85,9 +85,9 @@ def optimizer_class(name: str) -> type[optim.Optimizer]:
         raise SettingsError(f"optimizer={name} is not a subclass of torch.optim.Optimizer")
     _, *taken = inspect.signature(found.step).parameters.values()
     needs = [f"a {p.name}" for p in taken if p.default is p.empty and not p.kind.name.startswith("VAR")]
-    if needs or issubclass(found, optim.SparseAdam):
-        missing = "".join(needs[:1]) or "sparse gradients"
-        raise SettingsError(f"optimizer={name} needs {missing}, which a run does not have: choose {', '.join(short)}")
+    needs += ["sparse gradients"] * issubclass(found, optim.SparseAdam)
+    if needs:
+        raise SettingsError(f"optimizer={name} needs {needs[0]}, which a run does not have: choose {', '.join(short)}")
     return found
 
 

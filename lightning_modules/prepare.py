@@ -105,7 +105,7 @@ def prepare(settings: Settings, trial: bool = True, kept: dict[str, Dataset] | N
     plan = replace(plan, metrics=metrics, header={**plan.header, "order_of_examples": order})
     batches = tuple(local.local_steps or local.local_epochs * -(-size // local.batch_size) for size in sizes)
     doubts = *model_checks.sharing_warnings(method, variants), *model_checks.objective_warnings(method, module)
-    slow = precision_warnings(factory.training.precision, factory.device)
+    slow = precision_warnings(settings.precision, factory.device)
     warnings = (*dataset_warnings(dataset), *module.net.notes, *warnings, *doubts, *slow)
     return PreparedRun(settings, dataset, partition, factory, rule, federation, plan, meta, batches, warnings)
 

@@ -27,7 +27,7 @@ from lightning_modules.hosts.client_factory import InitialStates
 from lightning_modules.hosts.failures import Failure
 from pflsim.engine.diagnostics import RoundDiagnostics
 from pflsim.engine.execution import ClientTask, EvalRequest, NodeLost, Sent, Trained, TrainTask
-from pflsim.errors import ClientError, RunError, ServerError, in_one_line
+from pflsim.errors import ClientError, RunError, ServerError
 from pflsim.messages import Message, Uplink
 from pflsim.records.checkpoint_write import to_containers
 from pflsim.types import EvalRow, Tensors
@@ -111,10 +111,10 @@ class RayExecutor(BaseExecutor[ObjectRef]):
         if actors < slots and placement.actors is None:
             logger.info(f"{slots} client actors fit on the GPUs; for more than {actors}, lower lockstep_clients")
         self.layout, self._host_of, self._pool = layout, layout.host_of(), pool
-        self.server = RayServer(pool.server(), Setup(tuple(sys.path), (put(self.server_arguments),)))
+        self.server = RayServer(pool.server(), Setup(tuple(sys.path), (ray.put(self.server_arguments),)))
         self._versions = count(1)
         self.actors = pool.start(layout)
-        arguments = tuple(map(put, (self.factory.with_gpus(layout.gpus), *self.data)))
+        arguments = tuple(map(ray.put, (self.factory.with_gpus(layout.gpus), *self.data)))
         self._setups = [Setup(tuple(sys.path), arguments, group) for group in layout.groups]
         self._processes: dict[str, str] = {}
         self._ended = set[str]()
@@ -297,8 +297,10 @@ class RayExecutor(BaseExecutor[ObjectRef]):
         self._wait_for_restart(call.host)
         if self._nodes[call.host] not in alive_ids():
             raise NodeLost(f"the node of client actor {call.host} left the cluster")
-        why = f"its actor died, client actor {call.host}, {process}: {how_it_died(death, process)}"
-        failure = self._failure(call, task, why, trace=fatal_error(process), kind="death")
+        stack = fatal_error(process)
+        why = stack.partition("\n")[0] or how_it_died(death)
+        reason = f"its actor died, client actor {call.host}, {process}: {why}"
+        failure = self._failure(call, task, reason, trace=stack, kind="death")
         if not call.alone and self.on_error.rule != "abort":
             return self._one_by_one(call, failure)
         return call.again(self.failure_policy.retry(failure, self.on_error.tries, None), failure)
@@ -360,7 +362,7 @@ class RayExecutor(BaseExecutor[ObjectRef]):
             process, value = self._get(first)
         except DEATHS as death:
             tried = f"(tried {retries + 1} times)"
-            text = f"the server actor ({where}) died during {method}: {how_it_died(death, where)} {tried}"
+            text = f"the server actor ({where}) died during {method}: {how_it_died(death)} {tried}"
             raise ServerError(text) from None
         except exceptions.RayTaskError as error:
             cause = getattr(error, "cause", None) or error
@@ -455,39 +457,20 @@ class RayExecutor(BaseExecutor[ObjectRef]):
             raise
 
 
-def put(value: object) -> ObjectRef:
-    """Call `ray.put`; raises a `RunError` if the value cannot be pickled, for example because of a user's model."""
-    try:
-        return ray.put(value)
-    except Exception as error:
-        raise RunError(
-            f"Ray cannot send the model, the method or the data to actors ({in_one_line(error)}): use executor=inline"
-        ) from error
-
-
 def fatal_error(process: str) -> str:
     """Return the fatal error and the stack that a process on this machine has logged; "" if there is none.
 
     Args:
         process: its name, see `process_name`.
     """
-    node: Any = worker._global_node
-    if node is None or not process.endswith(f" {ray.util.get_node_ip_address()}"):
-        return ""
-    logs = Path(node.get_logs_dir_path()).glob(f"worker-*-{process.split()[1]}.err")
-    _, *stacks = "".join(log.read_text(errors="replace") for log in logs).split("Fatal Python error: ")
-    return "".join(stacks)
+    _, pid, *_, address = process.split()
+    folder = Path(worker._global_node.get_logs_dir_path())  # type: ignore[union-attr]
+    logs = folder.glob(f"worker-*-{pid}.err") if address == ray.util.get_node_ip_address() else ()
+    return "".join(log.read_text(errors="replace").partition("Fatal Python error: ")[2] for log in logs)
 
 
-def how_it_died(error: Exception, process: str = "") -> str:
-    """Return why an actor died, in one line without Ray's advice.
-
-    Args:
-        error: that Ray has raised.
-        process: the name of its process, if it is known.
-    """
-    if stack := fatal_error(process):
-        return stack.partition("\n")[0]
+def how_it_died(error: Exception) -> str:
+    """Return why an actor died, in one line without Ray's advice."""
     text = " ".join(str(error).split())
     if "running low on memory" in text.partition("Some common")[0]:
         return "Ray killed it because the node was out of memory"

@@ -292,7 +292,7 @@ def _start(executor: Executor, checkpoint: Checkpoint | None) -> None:
 class _Listener:
     """Passes the events of a run to the tracker, the console, the remote copy and status.txt."""
 
-    def __init__(self, tracker: Tracker, console: Console, copy: RemoteCopy | None, step: Callable[[str], None]):
+    def __init__(self, tracker: Tracker, console: Console, copy: RemoteCopy | None, step: Callable[[str], object]):
         self.tracker, self.console, self.remote_copy, self.write_step = tracker, console, copy, step
         self.clients_done, self.sync, self.newcomers = console.clients_done, tracker.sync, tracker.newcomers
 

@@ -72,7 +72,7 @@ class BaseExecutor(Executor[Handle], ABC):
         names, remedy = prepared.partition.names, prepared.meta.remedy
         self.failure_policy = FailurePolicy(self.on_error, self.factory.on_nonfinite, self.faults, names, remedy)
         self.clients_done: Callable[[int], None] = lambda clients: None
-        self.group_starts: Callable[[str], None] = lambda step: None
+        self.group_starts: Callable[[str], object] = lambda step: None
         self._before: tuple[Any, dict[int, Any]] | None = None
 
     @abstractmethod

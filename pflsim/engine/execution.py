@@ -181,7 +181,7 @@ class Executor(Protocol[Handle]):
     """
 
     clients_done: Callable[[int], None]
-    group_starts: Callable[[str], None]
+    group_starts: Callable[[str], object]
     faults: FaultRecorder
 
     def start(self) -> None:

@@ -114,7 +114,7 @@ def run_lock(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def run_status(folder: Path) -> Iterator[Callable[[str], None]]:
+def run_status(folder: Path) -> Iterator[Callable[[str], object]]:
     """Keep the current step of a run in status.txt, and remove the file when the context ends.
 
     If the process dies, the file remains for `report_death`; after a fatal signal, `faulthandler` has added the stacks.
@@ -122,18 +122,12 @@ def run_status(folder: Path) -> Iterator[Callable[[str], None]]:
     Yields:
         A function that writes the step, in a few microseconds: it does not wait for the disk.
     """
+    enabled = faulthandler.is_enabled()
     with (folder / STATUS).open("wb", buffering=0) as file:
-
-        def write(step: str) -> None:
-            with suppress(OSError):
-                os.pwrite(file.fileno(), f"{step[:199]:199}\n".encode(), 0)
-
-        write("its start")
-        file.seek(200)
-        enabled = faulthandler.is_enabled()
+        file.write(f"{'its start':199}\n".encode())
         faulthandler.enable(file)
         try:
-            yield write
+            yield lambda step: os.pwrite(file.fileno(), f"{step[:199]:199}\n".encode(), 0)
         finally:
             faulthandler.disable()
             if enabled and sys.__stderr__:  # on a file that Python does not tell; by default on this one
@@ -150,8 +144,7 @@ def report_death(folder: Path) -> None:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return
-    fatal = re.match("Fatal Python error: (.*)", stack)
-    why = f"{fatal[1]}, with the stack in {folder / STATUS}" if fatal else "killed, perhaps because memory ran out"
+    why = f"{stack.partition(chr(10))[0]}, with the stack in {folder / STATUS}" if stack else "killed, or out of memory"
     advice = f"resume={folder} continues; if a client ends it again, add executor=ray on_client_error=drop"
     logger.warning(f"{folder}: the process died in {step.strip()}: {why}; {advice}")
     logger.debug(stack)
