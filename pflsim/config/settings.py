@@ -324,10 +324,10 @@ class OnError:
 
 
 def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested values by dotted key; an empty mapping is a value."""
+    """Return nested values by dotted key; an empty mapping and a range of `pflsim tune` are values."""
     found: dict[str, Any] = {}
     for name, value in values.items():
-        inside = isinstance(value, Mapping) and value
+        inside = isinstance(value, Mapping) and value and not {"low", "high"} <= {*value}
         found |= dotted(value, f"{prefix}{name}.") if inside else {f"{prefix}{name}": value}
     return found
 

@@ -1,5 +1,6 @@
 """Tuning: spaces, equal budgets, the choice by validation, and studies that are stopped. Runs are made up."""
 
+import importlib
 import json
 import math
 import sys
@@ -15,6 +16,7 @@ from support import refusing
 
 from pflsim import cli
 from pflsim.commands import tune
+from pflsim.commands.overrides import overrides_of
 from pflsim.commands.tune_study import JOURNAL, STUDY, Method, methods_of
 from pflsim.config.compose import CONFIGS, composing
 from pflsim.config.settings import Settings
@@ -154,6 +156,19 @@ def test_spaces_of_the_methods_and_of_the_command_line() -> None:
     assert fedprox == {**shared, "method.mu": {"low": 0.001, "high": 1.0, "log": True}}
     assert moon == {**shared, "method.mu": {"low": 1, "high": 5}}
     assert found("method=local", "search.lr=null")[0].space == {}
+
+
+@pytest.mark.parametrize("python", [False, True])
+def test_the_space_of_a_class_of_ones_own(python: bool, mine: Path) -> None:
+    name, space = "mine.body_prox.BodyProx", {"low": 0.1, "high": 2.0, "log": True}
+    words = [f"method={name},local", f"search.{name}.mu={{low:0.1,high:2.0,log:true}}", "search.lr=null"]
+    if python:
+        kinds = [importlib.import_module("mine.body_prox").BodyProx, "local"]
+        words = overrides_of({"method": kinds, "search": {f"{name}.mu": space, "lr": None}}, sweep=True)
+    own, local = found(*words)
+    assert (own.name, own.space, local.space) == (name, {"method.mu": space}, {})
+    with composing([CONFIGS]):
+        assert own.first_point() == {"method.mu": 0.1} and own.settings({"method.mu": 2.0}).method["mu"] == 2.0
 
 
 @pytest.mark.slow
