@@ -103,13 +103,13 @@ class SavedModels:
 
     Args:
         folder: the run folder; the run may still be running.
-        round_name: "last", "best" or a number.
+        round_name: see `pflsim.records.checkpoint_read.choose_checkpoint`.
 
     Raises:
         SettingsError: the folder or the checkpoint cannot be read.
     """
 
-    def __init__(self, folder: Path, round_name: str = "last"):
+    def __init__(self, folder: Path, round_name: str | None = None):
         best = read_run(folder).at("best_val")
         self.settings = saved_settings(folder)
         self.clients = self.settings.clients - self.settings.eval.holdout_clients
@@ -277,7 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="the run folder; the run may still be running")
     add("--client", metavar="N", help="id or name, several ids with commas (1,2,5), or all; default: the global model")
-    add("--round", default="last", metavar="ROUND", help="best, last or a number; default: last")
+    add("--round", metavar="ROUND", help="best, last or a number; default: best, or last if best was not saved")
     whose = "the client's model or the server's; default: the reported model"
     add("--model", choices=["personal", "global"], help=whose)
     add("--out", type=Path, metavar="DIR", help="the folder to write to; default: RUN/export")
@@ -291,7 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def exported(
-    run: Path, clients: str | None, round_name: str, model: ModelKind | None, out: Path | None
+    run: Path, clients: str | None, round_name: str | None, model: ModelKind | None, out: Path | None
 ) -> Iterator[tuple[Path, int]]:
     """Write models of a run, see `main`; yields the file of each program and its number of tensors."""
     saved = SavedModels(run, round_name)

@@ -185,7 +185,7 @@ def partition(
 def export(
     run: Run | str | Path,
     client: int | str | None = None,
-    round: int | str = "last",
+    round: int | str | None = None,
     model: Literal["personal", "global"] | None = None,
     out: str | Path | None = None,
 ) -> list[Path]:
@@ -204,8 +204,8 @@ def export(
     Raises:
         SettingsError: there is no such model, or torch.export cannot export it.
     """
-    name, place = None if client is None else str(client), None if out is None else Path(out)
-    return [path for path, _ in _exports().exported(_folder(run), name, str(round), model, place)]
+    name, at = (None if value is None else str(value) for value in (client, round))
+    return [path for path, _ in _exports().exported(_folder(run), name, at, model, None if out is None else Path(out))]
 
 
 def _exports() -> Any:
@@ -268,7 +268,7 @@ def load(runs: str | Path | Iterable[str | Path]) -> Runs:
 def load_model(
     run: Run | str | Path,
     client: int | str | None = None,
-    round: int | str = "last",
+    round: int | str | None = None,
     model: Literal["personal", "global"] | None = None,
 ) -> nn.Module:
     """Load a model of a run; its data are not needed.
@@ -277,7 +277,8 @@ def load_model(
         run: the run or its folder.
         client: the name of a client, or its id if no name is a number; None: the server's model, where the
             method has one.
-        round: of the checkpoint: a number, "last", or "best" by validation.
+        round: of the checkpoint: a number, "last", or "best" by validation; None: the best one, whose results `compare`
+            shows, or the last one, with a line that says so, if the best one was not saved (`checkpoint.best=True`).
         model: the client's own model or the server's; None: the one that the method reports.
 
     Returns:
@@ -291,7 +292,7 @@ def load_model(
     from pflsim.config.validate import checked
 
     checked("client", int | str | None, client)
-    return _exports().SavedModels(_folder(run), str(round)).load(client, model)
+    return _exports().SavedModels(_folder(run), None if round is None else str(round)).load(client, model)
 
 
 def compare(

@@ -313,7 +313,7 @@ def check_loaded(
     tests = tests or examples_of(run)
     recorded = run.counts(saved_settings(run.folder).rounds, scope)
     for client in clients:
-        model, test = pflsim.load_model(run, client, model=scope and scope.model), tests[client]
+        model, test = pflsim.load_model(run, client, "last", scope and scope.model), tests[client]
         program = export_program(model).module() if export else model
         with torch.inference_mode():
             scores, exported = model(test.x), program(test.x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -199,12 +200,13 @@ def newest_checkpoint(
     return None
 
 
-def choose_checkpoint(folder: Path, asked: str, best: int | None = None) -> Checkpoint:
+def choose_checkpoint(folder: Path, asked: str | None, best: int | None = None) -> Checkpoint:
     """Return a checkpoint by name, without verifying its files.
 
     Args:
         folder: the run's checkpoints folder.
-        asked: "last", "best" or a round.
+        asked: "last", "best" or a round; None: the best one, and the last one, with a line that says so, if the best
+            one was not saved.
         best: the round that is best by validation; None: the run has no validation data.
 
     Raises:
@@ -213,13 +215,18 @@ def choose_checkpoint(folder: Path, asked: str, best: int | None = None) -> Chec
     paths = by_round(folder)
     if not paths:
         raise SettingsError(f"{folder.parent} has no checkpoint; save some with checkpoint.every=N")
-    chosen = {"last": str(max(paths)), "best": str(best)}.get(asked, asked)
+    last, why = max(paths), f"round {best} is best by validation, and checkpoint.best=true would have saved it"
+    if asked is None:
+        if best not in (None, *paths):
+            print(f"round {last} is used, the last one with a checkpoint: {why}", file=sys.stderr)
+        asked = str(best if best in paths else last)
+    chosen = {"last": str(last), "best": str(best)}.get(asked, asked)
     named = {str(number): path for number, path in paths.items()}
     if chosen not in named:
-        why = "expected best, last or a number"
-        if asked == "best":
-            why = f"round {best} is best by validation, and checkpoint.best=true would have saved it"
-            why = why if best else "no round was evaluated on validation data"
+        if asked != "best":
+            why = "expected best, last or a number"
+        elif best is None:
+            why = "no round was evaluated on validation data"
         saved = f"the run has checkpoints of rounds {', '.join(named)}"
         raise SettingsError(f"there is no checkpoint {asked}: {why}; {saved}")
     return read_checkpoint(named[chosen])
