@@ -141,7 +141,7 @@ def tune(
         overrides: see `run`.
         config_dirs: see `run`.
         settings: see `run`; `method` is a list, and `search` has spaces by key: choices as in `{"lr": [0.01, 0.1]}`, a
-            range as in `{"ditto.lam": {"low": 0.1, "high": 10, "log": True}}`, or None for no search. Keys of one method
+            range as in `{"ditto.lam": {"low": 0.1, "high": 10, "log": True}}`, None for no search. Keys of one method
             begin with its name, those of a class with its dotted name: `{"mine.BodyProx.mu": [0.1, 1]}`. Trials run in
             processes of their own, so objects must be importable.
 
