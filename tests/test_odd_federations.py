@@ -59,7 +59,7 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, settings: Settings, chang
     """A run on the made-up data, whose partition `changes` may alter."""
     data, partition = made_up()
     partition = partition if changes is None else changes(partition)
-    monkeypatch.setattr(preparing, "load_federation", lambda _: (data, partition))
+    monkeypatch.setattr(preparing, "load_federation", lambda *_: (data, partition))
     job = prepare(settings)
     Simulation(inline(job), job.plan, folder, listener := Records()).run()
     assert [record.round for record in listener.records if record.round] == [1, 2]

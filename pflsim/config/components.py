@@ -143,11 +143,7 @@ def resolve(target: str, kind: Any = None, key: str = TARGET) -> Callable[..., A
     """
     found = kept_object(target, key) or _imported(target, key)
     made = key.startswith("model") and hasattr(found, "state_dict") and not inspect.isclass(found)
-    try:
-        inspect.signature(found)
-    except (TypeError, ValueError):  # of what is no callable, and of functions in C
-        made = True
-    if made:
+    if not callable(found) or made or inspect.isbuiltin(found):
         expected = "expected a class, or a function in Python"
         raise SettingsError(f"{key}={target}: {expected}, found {type(found).__name__}")
     if kind is not None:
