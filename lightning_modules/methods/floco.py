@@ -116,7 +116,8 @@ class SimplexHead(nn.Module):
     def __init__(self, head: nn.Module, count: int):
         super().__init__()
         if not (isinstance(head, nn.Linear) and "weight" in head._parameters):  # it may be frozen
-            raise SettingsError(f"method=floco needs one nn.Linear that is not frozen as head; found: {type(head).__name__}")
+            found = type(head).__name__
+            raise SettingsError(f"method=floco needs one nn.Linear that is not frozen as head; found: {found}")
         drawn = [nn.init.xavier_normal_(torch.empty_like(head.weight)) for _ in range(count)]
         self.endpoints = nn.Parameter(torch.stack(drawn))  # [M, C, D]
         self.bias = head.bias
