@@ -1,6 +1,7 @@
 """Models of finished runs: loaded with `pflsim.load_model`, and written by `export`."""
 
 from pathlib import Path
+from shutil import rmtree
 
 import numpy as np
 import pytest
@@ -62,7 +63,7 @@ def test_neither_the_data_nor_the_run_s_other_clients_are_needed(tmp_path: Path)
     check_loaded(resumed, 1, 2, tests=tests)
 
 
-def test_the_server_s_model_and_other_rounds(tmp_path: Path) -> None:
+def test_the_server_s_model_and_other_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = made(tmp_path / "run", "method=ditto", "rounds=3", "checkpoint.every=1", "checkpoint.keep=3")
     check_loaded(run, 1, scope=GLOBAL)
     inputs = examples_of(run)[1].x
@@ -71,11 +72,18 @@ def test_the_server_s_model_and_other_rounds(tmp_path: Path) -> None:
         alone, on_client = (pflsim.load_model(run, client, model="global")(inputs) for client in (None, 1))
     assert torch.equal(alone, on_client) and not torch.equal(alone, last)
     assert not torch.equal(first, last) and best.shape == last.shape
+    capsys.readouterr()
+    assert (line := run.at("best_val")) and pflsim.load_model(run, 1).about["round"] == line.round == 2
+    assert not capsys.readouterr().err
+    rmtree(run.folder / "checkpoints" / "round_0002")
+    assert pflsim.load_model(run, 1).about["round"] == 3
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "round 3 " in said and "round 2 " in said and "checkpoint.best=true" in said
 
 
 @pytest.mark.slow
-def test_the_best_round_is_the_report_s(tmp_path: Path) -> None:
-    """With `checkpoint.best` it is saved; otherwise it is named."""
+def test_the_best_round_is_the_report_s(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With `checkpoint.best` it is saved and exported; otherwise it is named."""
     settings = ("method=ditto", "rounds=30", "lr=0.3", "stop.patience=1")
     run, other = made(tmp_path / "run", *settings, "checkpoint.best=true"), made(tmp_path / "other", *settings)
     line = run.at("best_val")
@@ -84,6 +92,11 @@ def test_the_best_round_is_the_report_s(tmp_path: Path) -> None:
         f"round_{n:04d}" for n in (line.round, last)
     }
     assert pflsim.load_model(run, 1, "best").about["round"] == line.round
+    assert main([str(run.folder), "--client", "1"]) == main([str(other.folder), "--client", "1"]) == 0
+    for folder, expected in ((run.folder, line.round), (other.folder, last)):
+        with safe_open(folder / "export" / "client_1.safetensors", "pt") as file:
+            assert file.metadata()["round"] == str(expected)
+    assert "checkpoint.best=true" in capsys.readouterr().err
     with pytest.raises(SettingsError, match=rf"round {line.round} .*checkpoint.best=true.* rounds {last}"):
         pflsim.load_model(other, 1, "best")
     with pytest.raises(SettingsError, match="checkpoint.best=true needs validation"):
