@@ -241,13 +241,15 @@ def resume(
     from pflsim.commands.resume import resume_run
     from pflsim.config.components import COMPONENTS
     from pflsim.config.compose import config_folders
+    from pflsim.progress import watched
 
     objects = {*COMPONENTS, "task", "eval"}
     given = overrides_of({key: value for key, value in settings.items() if key in objects})
     others = {key: value for key, value in settings.items() if key not in objects or isinstance(value, str)}
     texts = [*overrides_of(others), *overrides]
     folder = str(run.folder if isinstance(run, Run) else run)
-    return read_run(resume_run(folder, texts, config_folders([]), callbacks=callbacks, given=given))
+    with watched(texts):
+        return read_run(resume_run(folder, texts, config_folders([]), callbacks=callbacks, given=given))
 
 
 def load(runs: str | Path | Iterable[str | Path]) -> Runs:

@@ -12,6 +12,7 @@ def main() -> int:
         doing("starting")
         from pflsim.cli import run
 
+        doing("working")
         return run()
 
 
