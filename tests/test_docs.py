@@ -23,6 +23,7 @@ from pflsim.config.checks import check
 from pflsim.config.components import resolve, settings_of, targets_of
 from pflsim.config.compose import CONFIGS, composed, composing, sweep, to_settings
 from pflsim.config.names import written
+from pflsim.records.folder import STATUS
 from pflsim.terminal.identity import FAMILIES, listed_identities
 
 README = ROOT / "README.md"
@@ -32,7 +33,7 @@ OVERVIEW = ROOT / "docs" / "methods" / "index.md"
 METHODS = sorted({*OVERVIEW.parent.glob("*.md")} - {OVERVIEW})
 TOP = "pflsim|lightning_modules|ray_actors|configs|tests|docs|benchmarks"
 PLACE = re.compile(rf"^(?:{TOP})/[\w./-]*$|^[\w-]+\.(?:py|toml|txt)$|^(?:Makefile|Dockerfile|CONTRIBUTING\.md)$")
-FILE_NAMES = {p.name for folder in ("pflsim",) for p in (ROOT / folder).rglob("*.py")}
+FILE_NAMES = {p.name for folder in ("pflsim",) for p in (ROOT / folder).rglob("*.py")} | {STATUS}
 COMMANDS = list({command.arguments: command for path in PAGES for command in commands(path)}.values())
 """Each command of the documentation once, however many pages have it."""
 
@@ -46,7 +47,7 @@ def spans(path: Path) -> list[str]:
 
 @each_page
 def test_files_that_are_mentioned_exist(path: Path) -> None:
-    """With their path; a bare name may also be a file of pflsim."""
+    """With their path; a bare name may also be a file of pflsim or of a run folder."""
     for text in spans(path):
         name = text.partition("::")[0]
         if PLACE.match(name) and "GROUP" not in name:
