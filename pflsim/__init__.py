@@ -137,7 +137,7 @@ def tune(
         into: folder of the study; the same call continues a study that was stopped.
         trials: of each method.
         seeds: runs of the chosen values of each method.
-        rounds: of these runs; None: those of the trials.
+        rounds: of these runs; None: those of the trials, which `overrides=["rounds=20"]` sets.
         overrides: see `run`.
         config_dirs: see `run`.
         settings: see `run`; `method` is a list, and `search` has spaces by key: choices as in `{"lr": [0.01, 0.1]}`, a

@@ -100,10 +100,12 @@ def check_sweep(runs: Sequence[Settings], jobs: Sequence[Sequence[str]]) -> list
     folders = [run.run_dir for run in runs if run.run_dir is not None]
     for folder in folders:
         if folders.count(folder) > 1:
-            pattern = "-".join(f"${{{key}}}" for key in varying)
+            texts = [text.removeprefix("run_dir=").strip("'\"") for text in jobs[0] if text.startswith("run_dir=")]
+            given = "".join(texts) or folder
+            pattern = "-".join(key for key in (f"${{{key}}}" for key in varying) if key not in given)
             raise SettingsError(
                 f"run_dir={folder} is the folder of {folders.count(folder)} runs of this sweep; include what differs: "
-                f"run_dir='{folder}/{pattern}'"
+                f"run_dir='{given}/{pattern}'"
             )
     return varying
 
