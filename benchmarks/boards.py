@@ -69,8 +69,8 @@ FIRST = ("local", "fedavg", "ditto", "apfl", "pfedme", "fedprox", "per_fedavg", 
 REAL = tuple(dict.fromkeys(name for name in (*FIRST, *ALL) if name != "fedfomo"))
 """Methods for real clients: FedFomo needs validation examples at every client."""
 SMALL = (
-    "data.root={root} model=mlp clients=20 split=counts split.train=60 split.test=100 split.validation=0.333 "
-    "batch_size=10 local_epochs=2 eval.every=5"
+    "data.root={root} model=mlp clients=20 split=counts split.stratify=true split.train=60 split.test=100 "
+    "split.validation=0.333 batch_size=10 local_epochs=2 eval.every=5"
 )
 SKEWED = {
     "fashion-mnist-two-classes": "data=fashion_mnist partition=classes_per_client partition.classes=2",
@@ -93,7 +93,8 @@ def _real(table: str, hidden: bool) -> Benchmark:
     settings = (
         f"data=table data.path={{root}}/{table}.csv data.label={label} data.client={client} "
         f"data.features=[{','.join(features)}] data.min_examples=2 model={model} {task} split.fraction=0.75 "
-        f"batch_size=20 local_steps=5 rounds=40 lr_schedule=cosine eval.every=40{' lockstep_clients=256' * large}"
+        "split.stratify=true batch_size=20 local_steps=5 rounds=40 lr_schedule=cosine eval.every=40"
+        f"{' lockstep_clients=256' * large}"
     )
     # Chem97 has 2,230 schools, so trials are shorter. The largest curvature of a school's loss is 49, with a penalty of
     # 20 it is 69: training diverges from learning rates of 2/69 = 0.029 on.

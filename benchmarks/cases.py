@@ -38,7 +38,15 @@ EXECUTION = {
 }
 """The settings of each way of pflsim; the baselines use the data and the training settings of `loop`."""
 
-COMMON = ("method=fedavg", "partition=dirichlet", "split=merged", "split.validation=0", "batch_size=10", "lr=0.01")
+COMMON = (
+    "method=fedavg",
+    "partition=dirichlet",
+    "split=merged",
+    "split.stratify=true",
+    "split.validation=0",
+    "batch_size=10",
+    "lr=0.01",
+)
 ALL = (*BASELINES, *OURS)
 LOCAL = ("loop", "lockstep")
 

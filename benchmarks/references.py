@@ -53,7 +53,7 @@ NEEDED = {
     "partition=explicit": ["partition.path=explicit.json"],
     "partition=listed_classes": [f"partition.held={[[i, i + 1] for i in range(6)]}"],
     "partition=n_way_k_shot": ["partition.k=20"],
-    "split=counts": ["split.train=30", "split.test=10"],
+    "split=counts": ["split.train=30", "split.test=10", "split.stratify=true"],
 }
 """Further settings of these options."""
 VARIANTS = ["method=fedproto", "model.variants=[{hidden:[12,8]},{hidden:[8]}]"]

@@ -140,7 +140,9 @@ def compared(name, folder, seed, rounds):
     logistic = dict(name="classification", loss="BCEWithLogitsLoss")
     task = logistic if binary else dict(name="regression", standardize_target=False)
     metric = "auroc" if binary else "rmse"
-    settings = dict(data=table, model="linear", split=dict(fraction=0.75, validation=0), seed=seed, task=task)
+    settings = dict(
+        data=table, model="linear", split=dict(fraction=0.75, validation=0, stratify=True), seed=seed, task=task
+    )
 
     with TemporaryDirectory() as written:
         rows = pflsim.partition(written, **settings)

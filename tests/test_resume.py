@@ -15,6 +15,8 @@ from support import KINDS, agree, events, slow_except
 from tensorboard.summary.writer import event_file_writer
 
 from pflsim import cli
+from pflsim.analysis.groups import group_runs
+from pflsim.analysis.runs import read_run
 from ray_actors import run
 
 SMALL = ["data=digits", "clients=5", "rounds=4", "fraction=0.6", "model.hidden=[8]", "executor=inline", "lr=0.05",
@@ -100,6 +102,25 @@ def test_extended(method: str, tmp_path: Path) -> None:
     agree(left(folder), left(tmp_path / "straight"))
     configs = [yaml.safe_load((run / "config.yaml").read_text()) for run in (folder, tmp_path / "straight")]
     assert configs[0] == {**configs[1], "run_dir": str(folder)} and configs[0]["rounds"] == 5
+
+
+@pytest.mark.parametrize("split", ["merged", "counts split.train=40 split.test=20"])
+def test_a_run_from_before_a_setting_goes_on_as_it_began(split: str, tmp_path: Path) -> None:
+    """Test rows were stratified before `split.stratify` existed."""
+    settings = ["method=fedavg", *SMALL, *f"split={split} split.stratify=true".split()]
+    for name, rounds in {"straight": 3, "old": 2}.items():
+        assert cli.main([*settings, f"rounds={rounds}", f"run_dir={tmp_path / name}"]) == 0
+    folder = tmp_path / "old"
+    (meta,) = folder.rglob("meta.json")
+    config, header = (yaml.safe_load(file.read_text()) for file in (folder / "config.yaml", meta))
+    assert config["split"].pop("stratify") and header["header"]["settings"].pop("split.stratify")
+    (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    meta.write_text(json.dumps(header))
+    assert cli.main([f"resume={folder}", "rounds=3"]) == 0
+    agree(left(folder), left(tmp_path / "straight"))
+    (folder / "config.yaml").write_text(yaml.safe_dump(config | {"rounds": 3}, sort_keys=False))
+    (group,) = group_runs(map(read_run, (folder, tmp_path / "straight")))
+    assert len(group.left_out) == 1
 
 
 def test_a_stopped_run_is_extended_on_resume_and_again_without_the_number(

@@ -21,6 +21,7 @@ from pflsim.records.files import FORM, keys, read_json, valid
 from pflsim.records.folder import CONFIG, report_death
 from pflsim.records.history import RoundMetrics, Traffic, read_history, to_line
 from pflsim.records.per_client import COLUMNS, PER_CLIENT
+from pflsim.records.saved_settings import saved_config
 from pflsim.records.summary import Choice, SummaryFile, chosen_round
 from pflsim.seeding import cohort
 from pflsim.types import SPLITS, EvalPhase, ModelKind
@@ -308,10 +309,8 @@ def read_run(folder: Path) -> Run:
     Raises:
         SettingsError: the folder is no run folder, has no finished round, or a file in it cannot be read.
     """
-    import yaml
-
     with reading(folder / CONFIG, FORM):
-        config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
+        config = saved_config(folder / CONFIG)
         valid(Settings, config)
         if missing := [key for key in ("seed", "rounds", *COMPONENTS) if key not in config]:
             raise ValueError(f"{missing[0]} is missing")

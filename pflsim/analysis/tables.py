@@ -24,6 +24,7 @@ from pflsim.analysis.runs import incomplete, run_settings
 from pflsim.analysis.verdict import fixed, over_benchmarks, rounded, scale_of, signed
 from pflsim.analysis.words import about
 from pflsim.config.names import listed, written
+from pflsim.data.splits import copies_labels
 from pflsim.errors import SettingsError
 from pflsim.records.summary import who_is_evaluated
 from pflsim.terminal.formats import CHOSEN, NONE, WIDTH, byte_unit, in_text, wrapped
@@ -256,7 +257,7 @@ def notes(comparison: Comparison) -> Iterator[str]:
     if len({*rates.values()}) > 1 and unnamed:
         yield f"lr: {', '.join(f'{rates[label]} ({label})' for label in unnamed)}"
     yield from (f"the same {primary} on every client in every seed: {listed(each)}" for each in comparison.identical)
-    yield from untrained(comparison)
+    yield from remarks(comparison)
     for group in comparison.groups:
         for run in group.left_out:
             yield f"left out, because it repeats another run with the same settings and seed: {run.folder}"
@@ -272,8 +273,11 @@ def cautions(comparison: Comparison) -> Iterator[str]:
     yield from incomplete(comparison.runs)
 
 
-def untrained(comparison: Comparison) -> Iterator[str]:
-    """Yield a line for each group in which evaluated clients have not taken part up to the chosen round."""
+def remarks(comparison: Comparison) -> Iterator[str]:
+    """Yield what figures do not show: test rows that favour personal models, and clients that have not taken part."""
+    if splits := {run_settings(run)["split"] for run in comparison.runs if copies_labels(run.config["split"])}:
+        why = "test rows have the label shares of each client's training rows"
+        yield f"split={', '.join(sorted(splits))}: {why}, which favours personal models if clients have few rows"
     for row in comparison.rows:
         never, others = list[int](), list[float]()
         for run, number in zip(row.group.runs, row.rounds, strict=False):

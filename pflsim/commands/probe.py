@@ -8,7 +8,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from pflsim.config.settings import Settings
 from pflsim.data.dataset import Dataset
 from pflsim.data.federate import load_federation
 from pflsim.data.federated import Partition
+from pflsim.data.splits import copies_labels
 from pflsim.errors import RunError, SettingsError
 from pflsim.records.files import read_json, write_atomically
 from pflsim.terminal.exit_status import command_parser, exit_status
@@ -80,12 +81,22 @@ class Probe:
         with composing(self.folders):
             return to_settings(composed(own, self.folders))
 
-    def federation(self, seeds: int) -> tuple[Settings, Dataset, Partition]:
-        """Return the settings of all runs, the data set and its clients, if they can show a difference."""
+    def drawn_at_random(self) -> Probe:
+        """Return the probe with test rows that say nothing about personalisation by themselves, see `copies_labels`."""
         with composing(self.folders):
             keys = {str(override.key_or_group) for override in parse(self.words)}
         if "data" not in keys or keys & {*OWN}:
             raise SettingsError(f"give data=NAME, such as data=digits, and leave out {listed(OWN)}")
+        if not copies_labels(self.settings("first", "").split):
+            return self
+        why = "test rows with the label shares of each client's training rows favour personal models"
+        if given := keys & {"split", "split.test_by", "split.stratify"}:
+            raise SettingsError(f"{listed(sorted(given))}: {why}; leave it out: split=merged draws them at random")
+        print(wrapped(f"split=merged: {why}, so they are drawn at random"), flush=True)
+        return replace(self, words=[*self.words, "split=merged"])
+
+    def federation(self, seeds: int) -> tuple[Settings, Dataset, Partition]:
+        """Return the settings of all runs, the data set and its clients, if they can show a difference."""
         if self.folder.exists() and any(self.folder.iterdir()) and not self.rounds(seeds):
             raise SettingsError(f"{self.folder} has another probe or other files; choose a new folder with --into DIR")
         dataset, partition = load_federation(asked := self.settings("first", "method=ditto"))
@@ -161,7 +172,7 @@ def run_probe(folder: Path, options: Mapping[str, Any]) -> Answer:
     began, words, seeds = time.monotonic(), options["settings"], options["seeds"]
     if not options["minutes"] > 0:
         raise SettingsError(f"--minutes {options['minutes']:g}: expected a number above 0")
-    probe = Probe(folder, words, config_folders(options["config_dir"]))
+    probe = Probe(folder, words, config_folders(options["config_dir"])).drawn_at_random()
     asked, dataset, partition = probe.federation(seeds)
     given = partition.names or asked.names["partition"] == "explicit"
     made = "" if given else ", which deals the examples to clients that are not in the data"
@@ -186,7 +197,7 @@ def run_probe(folder: Path, options: Mapping[str, Any]) -> Answer:
     answer, out = Answer.of(own), folder / "probe.html"
     unlike = unlikeness(dataset, partition, folder / "first" / "trace" / "round_0001")
     advice, names = answer.next()
-    where = [*words, *(f"--config-dir={each}" for each in options["config_dir"])]
+    where = [*probe.words, *(f"--config-dir={each}" for each in options["config_dir"])]
     names = ",".join(filter(probe.fits, names))
     command = f"{program()} tune {shlex.join([f'method={names}', *where, '--into', 'tuned'])}"
     repeat = f"{program()} probe {shlex.join([*where, f'--seeds={seeds}'])}"

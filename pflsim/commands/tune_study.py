@@ -23,7 +23,7 @@ from pflsim.config.settings import Settings, dotted
 from pflsim.errors import SettingsError
 from pflsim.records.files import keys, read_json, write_atomically
 from pflsim.records.folder import LOCK
-from pflsim.records.saved_settings import fixed_settings
+from pflsim.records.saved_settings import fixed_settings, with_older
 from pflsim.terminal.formats import in_text
 
 STUDY, JOURNAL = "tuned.json", "optuna.journal"
@@ -204,7 +204,7 @@ class Study:
         self.plan = json.loads(json.dumps(plan))
         now = before = dotted(self.plan)
         if (folder / STUDY).exists():
-            before = dotted(read_json(folder / STUDY, keys({"plan": Mapping[str, Any]}))["plan"])
+            before = with_older(dotted(read_json(folder / STUDY, keys({"plan": Mapping[str, Any]}))["plan"]))
         elif {file.name for file in folder.iterdir()} - {LOCK, JOURNAL}:
             raise SettingsError(f"{folder} is not empty and has no {STUDY}; choose a new folder")
         if differing := [key for key in {**now, **before} if before.get(key) != now.get(key)]:

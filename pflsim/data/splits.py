@@ -7,9 +7,9 @@ depend on the stored order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.random import Generator
@@ -29,7 +29,13 @@ TestBy = Literal["labels", "clients"]
 
 
 def official(
-    dataset: Dataset, assign: Assign, rng: Generator, *, validation: Chance = 0.1, test_by: TestBy = "labels"
+    dataset: Dataset,
+    assign: Assign,
+    rng: Generator,
+    *,
+    validation: Chance = 0.1,
+    test_by: TestBy = "labels",
+    stratify: bool = True,
 ) -> Partition:
     """Partition the official training part; draw each client's test examples from the official test part.
 
@@ -41,6 +47,7 @@ def official(
         test_by: "labels": disjoint test sets with each client's label distribution (see
             `pflsim.data.splits.own_test_counts`); "clients": the test examples of the same
             clients in the data.
+        stratify: draw validation examples in proportion to each client's labels; false: at random.
 
     Returns:
         The partition. Each client has at least one training and one test example.
@@ -50,7 +57,8 @@ def official(
 
     Notes:
         With partition=by_client, test_by=labels ignores clients, so most test examples are from other clients.
-        Use test_by=clients or split=merged instead.
+        Use test_by=clients or split=merged instead. The label shares of test_by=labels are those of the training
+        examples, so with few examples per client it favours personal models.
     """
     pool = assign(content_order(dataset, 0, dataset.train_size))
     tests = content_order(dataset, dataset.train_size)
@@ -60,13 +68,19 @@ def official(
         held = np.stack([class_sizes(dataset.y[rows], dataset.num_classes) for rows in pool])
         counts = own_test_counts(held, class_sizes(dataset.y[tests], dataset.num_classes), rng)
         test = [tests[part] for part in deal(dataset.y[tests], counts, rng)]
-    return _finish(dataset, [*zip(pool, test, strict=True)], validation, rng)
+    return _finish(dataset, [*zip(pool, test, strict=True)], validation, stratify, rng)
 
 
 def merged(
-    dataset: Dataset, assign: Assign, rng: Generator, *, fraction: Share = 0.75, validation: Chance = 0.1
+    dataset: Dataset,
+    assign: Assign,
+    rng: Generator,
+    *,
+    fraction: Share = 0.75,
+    validation: Chance = 0.1,
+    stratify: bool = False,
 ) -> Partition:
-    """Partition all examples, then split each client's examples of each class into a training and a test part.
+    """Partition all examples, then split each client's examples into a training and a test part.
 
     Args:
         dataset: the data set; its official parts are ignored.
@@ -74,6 +88,8 @@ def merged(
         rng: draws test and validation examples.
         fraction: fraction of a client's examples for training, in (0, 1).
         validation: fraction of the training part for validation, in [0, 1).
+        stratify: draw test and validation examples in proportion to each client's labels, which tells personal
+            models the label shares of the test part; false: at random.
 
     Raises:
         SettingsError: a setting is out of range, or a client has a single example.
@@ -86,14 +102,21 @@ def merged(
                 "or a partition with more examples per client (dirichlet: increase partition.min_examples)"
             )
         tested = min(max(len(rows) - int(fraction * len(rows) + 0.5), 1), len(rows) - 1)
-        parts.append(_divided(dataset, rows, tested, rng))
-    return _finish(dataset, parts, validation, rng)
+        parts.append(_divided(dataset, rows, tested, stratify, rng))
+    return _finish(dataset, parts, validation, stratify, rng)
 
 
 def counts(
-    dataset: Dataset, assign: Assign, rng: Generator, *, train: Count = 500, test: Count = 100, validation: Chance = 0.1
+    dataset: Dataset,
+    assign: Assign,
+    rng: Generator,
+    *,
+    train: Count = 500,
+    test: Count = 100,
+    validation: Chance = 0.1,
+    stratify: bool = False,
 ) -> Partition:
-    """Partition all examples, then draw a fixed number per client that follows the client's label distribution.
+    """Partition all examples, then draw a fixed number of each client's.
 
     Args:
         dataset: the data set; its official parts are ignored.
@@ -102,6 +125,7 @@ def counts(
         train: training examples per client, including validation.
         test: test examples per client.
         validation: fraction of the training examples for validation, in [0, 1).
+        stratify: as in `merged`; also the examples that are used.
 
     Raises:
         SettingsError: a setting is out of range, or a client has fewer than train + test examples.
@@ -113,9 +137,18 @@ def counts(
                 f"split=counts needs train + test = {train + test} examples per client, but client {client} has "
                 f"{len(rows)}; use fewer clients, or smaller split.train and split.test"
             )
-        _, kept = _divided(dataset, rows, train + test, rng)
-        parts.append(_divided(dataset, kept, test, rng))
-    return _finish(dataset, parts, validation, rng)
+        _, kept = _divided(dataset, rows, train + test, stratify, rng)
+        parts.append(_divided(dataset, kept, test, stratify, rng))
+    return _finish(dataset, parts, validation, stratify, rng)
+
+
+def copies_labels(split: Mapping[str, Any]) -> bool:
+    """Return whether test examples have the label shares of each client's training examples, by the component `split`.
+
+    A model of a client then knows the label shares of its test examples. On clients without any difference that makes
+    personal models better, the more the fewer examples they have.
+    """
+    return split.get("test_by", "labels" if split.get("stratify") else "") == "labels"
 
 
 def _tests_by_client(dataset: Dataset, pool: list[np.ndarray], tests: np.ndarray) -> list[np.ndarray]:
@@ -136,15 +169,17 @@ def _tests_by_client(dataset: Dataset, pool: list[np.ndarray], tests: np.ndarray
     return [tests[owners == client] for client in range(len(pool))]
 
 
-def _divided(dataset: Dataset, rows: np.ndarray, size: int, rng: Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Choose `size` of the rows in proportion to their classes; return the others and these, in the given order."""
-    labels = dataset.y[rows]
+def _divided(
+    dataset: Dataset, rows: np.ndarray, size: int, stratify: bool, rng: Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Choose `size` of the rows; return the others and these, in the given order."""
+    labels = dataset.y[rows] if stratify else np.zeros(len(rows), np.int64)
     wanted = apportion(class_sizes(labels, dataset.num_classes), size, rng)
     (chosen,) = deal(labels, wanted[None], rng)
     return np.delete(rows, chosen), rows[chosen]
 
 
-def _finish(dataset: Dataset, parts: Sequence[Pair], validation: float, rng: Generator) -> Partition:
+def _finish(dataset: Dataset, parts: Sequence[Pair], validation: float, stratify: bool, rng: Generator) -> Partition:
     """Draw validation rows from the training rows of each pair of training and test rows, and sort all rows.
 
     Clients of two or more rows get at least one if validation > 0.
@@ -153,7 +188,7 @@ def _finish(dataset: Dataset, parts: Sequence[Pair], validation: float, rng: Gen
     drawn = list[Pair]()
     for rows in train:
         size = min(max(int(validation * len(rows) + 0.5), 1), len(rows) - 1) if validation > 0 else 0
-        drawn.append(_divided(dataset, rows, size, rng))
+        drawn.append(_divided(dataset, rows, size, stratify, rng))
     kept, val = zip(*drawn, strict=True)
     return Partition(tuple(map(np.sort, kept)), tuple(map(np.sort, val)), tuple(map(np.sort, test)))
 

@@ -17,6 +17,7 @@ import torch
 from pflsim.errors import SettingsError, in_one_line
 from pflsim.records import environment
 from pflsim.records.files import valid
+from pflsim.records.saved_settings import with_older
 
 META = "meta.json"
 FORMAT = 2
@@ -244,7 +245,7 @@ def check_header(checkpoint: Checkpoint, header: Mapping[str, Any], report: Repo
         SettingsError: the headers differ; names every difference.
     """
     sides = checkpoint.header, json.loads(json.dumps(dict(header)))  # JSON has lists for tuples
-    saved, own = ({**side, **(side.get("settings") or {}), "settings": None} for side in sides)
+    saved, own = ({**side, **with_older(side.get("settings") or {}), "settings": None} for side in sides)
     differing = [key for key in {**saved, **own} if saved.get(key) != own.get(key)]
     if differing:
         theirs, ours = (", ".join(f"{key}={side.get(key)}" for key in differing) for side in (saved, own))

@@ -19,7 +19,7 @@ from pflsim.analysis.report.forest import Benchmark, overall
 from pflsim.analysis.report.grid import MAX_GROUPS, grid_of
 from pflsim.analysis.report.study import Study, read_study
 from pflsim.analysis.runs import Run, read_run
-from pflsim.analysis.tables import as_csv, drawn, numbers, records, span, tables, untrained
+from pflsim.analysis.tables import as_csv, drawn, numbers, records, remarks, span, tables
 from pflsim.analysis.verdict import decimals_of, fixed, over_benchmarks, rounded, scale_of, signed, winners
 from pflsim.analysis.words import heading, varying
 from pflsim.config.names import listed, written
@@ -114,7 +114,7 @@ def environment(who: Sequence[Identity]) -> Environment:
     env.globals |= {"charts": charts, "facts": facts, "structure": structure, "answer": answer, "scale": scale_of}
     env.globals |= {"CHOSEN": CHOSEN, "STATS": STATS, "evaluated": who_is_evaluated, "row_of": row}
     env.globals |= {"FAMILIES": FAMILIES, "who_all": who, "m": lambda one: f"m{who.index(one)}", "axis": axis}
-    env.globals |= {"who_is": identity, "untrained": untrained}
+    env.globals |= {"who_is": identity, "remarks": remarks}
     return env
 
 

@@ -182,7 +182,7 @@ def test_official_by_client_tests_on_the_clients_own_examples():
 @pytest.mark.parametrize("fraction", [0.75, 0.7, 0.5])
 def test_merged_splits_each_client_class_by_class(fraction):
     data = make()
-    rule = partial(splits.merged, fraction=fraction, validation=0.0)
+    rule = partial(splits.merged, fraction=fraction, validation=0.0, stratify=True)
     partition = federate(data, partitions.classes_per_client, rule, 10, 1)
     train, test = class_counts(data, partition, "train"), class_counts(data, partition, "test")
     total = train + test
@@ -201,7 +201,7 @@ def test_counts_are_exact_and_in_the_clients_own_distribution():
         dealt[:] = [np.bincount(labels[rows], minlength=10) / len(rows) for rows in parts]
         return parts
 
-    partition = federate(data, spy, partial(splits.counts, train=200, test=40, validation=0.1), 10, 2)
+    partition = federate(data, spy, partial(splits.counts, train=200, test=40, validation=0.1, stratify=True), 10, 2)
     assert [len(r) for r in partition.train] == [180] * 10
     assert [len(r) for r in partition.val] == [20] * 10
     assert [len(r) for r in partition.test] == [40] * 10
@@ -209,6 +209,59 @@ def test_counts_are_exact_and_in_the_clients_own_distribution():
     test = class_counts(data, partition, "test")
     assert np.abs(train + test - 240 * np.array(dealt)).max() <= 1
     assert np.abs(test - 40 * np.array(dealt)).max() <= 1.2
+
+
+def test_stratified_splits_are_those_of_earlier_versions():
+    """Hashes of commit 7eb01b5."""
+    data, rule = make(seed=3), partial(partitions.dirichlet, alpha=0.5, min_examples=27)
+    for split, expected in {
+        partial(splits.merged, stratify=True): "0714e2d810b7d928",
+        partial(splits.counts, train=20, test=6, stratify=True): "99324324257dd8fa",
+        splits.official: "da736d480d25af1c",
+    }.items():
+        assert partition_hash(data, federate(data, rule, split, 10, 7)).startswith(expected)
+
+
+@pytest.mark.parametrize("part", ["test", "val"])
+@pytest.mark.parametrize(
+    ("split", "least", "most"),
+    [
+        (splits.merged, 0.85, 1.15),
+        (partial(splits.counts, train=22, test=8), 0.85, 1.15),
+        (partial(splits.merged, stratify=True), 0, 0.6),
+        (partial(splits.counts, train=22, test=8, stratify=True), 0, 0.6),
+    ],
+)
+def test_the_labels_of_test_rows_follow_those_of_training_rows_only_if_stratified(split, least, most, part):
+    """Two random parts of n + m rows differ in their means with the variance s² (1/n + 1/m), so the deviation is 1."""
+    rng = np.random.default_rng(5)
+    x, y = rng.normal(size=(400 * 32, 3)).astype(np.float32), rng.integers(0, 2, 400 * 32)
+    data = Dataset("labels", x, y, 2, len(y), clients=np.arange(len(y)) // 32)
+    rule = partial(split, validation=0.25)
+    partition, found = federate(data, partitions.by_client, rule, 400, 0), []
+    for one, other in zip(getattr(partition, part), partition.train, strict=True):
+        spread = np.concatenate([y[one], y[other]]).std(ddof=1) * np.sqrt(1 / len(one) + 1 / len(other))
+        found.append((y[one].mean() - y[other].mean()) / spread)
+    assert least <= np.std(found) <= most
+
+
+@pytest.mark.slow
+def test_on_equal_clients_rates_of_their_own_help_only_if_test_rows_are_stratified():
+    """A client's rate, shrunk towards that of all by eight rows, predicts test rows by the log-likelihood."""
+    ahead = {True: 0, False: 0}
+    for study in range(100):
+        rng = np.random.default_rng(study)
+        x, y = rng.normal(size=(40 * 32, 2)).astype(np.float32), (rng.random(40 * 32) < 0.4).astype(np.int64)
+        data = Dataset("equal", x, y, 2, len(y), clients=np.arange(len(y)) // 32)
+        for stratify in ahead:
+            rule = partial(splits.merged, validation=0, stratify=stratify)
+            parts = federate(data, partitions.by_client, rule, 40, study)
+            common, lead = y[np.concatenate(parts.train)].mean(), 0.0
+            for train, test in zip(parts.train, parts.test, strict=True):
+                own = (y[train].sum() + 8 * common) / (len(train) + 8)
+                lead += np.log(np.where(y[test], own, 1 - own) / np.where(y[test], common, 1 - common)).mean()
+            ahead[stratify] += lead > 0
+    assert ahead[True] > 90 and ahead[False] < 30, ahead
 
 
 @given(validation=st.floats(0, 0.99), clients=st.integers(1, 120), seed=st.integers(0, 50))
