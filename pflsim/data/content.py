@@ -15,7 +15,7 @@ Digests = np.ndarray
 
 
 def row_digests(dataset: Dataset, rows: np.ndarray | slice = slice(None)) -> Digests:
-    """Digest the stored values, targets and client of rows. The result is the same on every machine.
+    """Digest the stored values, targets, client and group of rows. The result is the same on every machine.
 
     Args:
         dataset: the data set.
@@ -28,7 +28,8 @@ def row_digests(dataset: Dataset, rows: np.ndarray | slice = slice(None)) -> Dig
     x = x.astype(x.dtype.newbyteorder("<"), copy=False)
     clients = dataset.clients if dataset.clients is not None else np.full(len(dataset.y), -1)
     y = dataset.y if dataset.y.ndim == 1 else np.zeros(len(dataset.y), np.int64)
-    tags, pairs = np.stack([y, clients], axis=1)[rows].astype("<i8"), zip(x, dataset.y[rows], strict=True)
+    own = [y, clients] if dataset.groups is None else [y, clients, dataset.groups]
+    tags, pairs = np.stack(own, axis=1)[rows].astype("<i8"), zip(x, dataset.y[rows], strict=True)
     parts = (a.data if dataset.y.ndim == 1 else a.tobytes() + b.tobytes() for a, b in pairs)
     tagged = zip(parts, tags, strict=True)
     digests = [hashlib.blake2b(part, digest_size=16, key=tag.tobytes()).digest() for part, tag in tagged]

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from pflsim.data.card import Card
 from pflsim.errors import SettingsError
 from pflsim.types import TaskName
 
@@ -53,6 +54,11 @@ class Dataset:
         fit: returns the data set with the inputs that a partition's training rows determine; None: x are the inputs.
         encoder: what maps the rows of a table or texts to inputs, pickled by joblib.
         notes: what the user should know about how the data were read; a run warns of them.
+        groups: [n] int64, of rows that stay on one side of a division into training and test examples; None: there
+            are none.
+        rows: [n] int64, the numbers of the examples in the user's files, from 0 through the training and then the test
+            file; None: 0, 1, ..., since no rows were left out.
+        card: what was read; None: there is nothing to say.
     """
 
     name: str
@@ -73,6 +79,9 @@ class Dataset:
     content: np.ndarray | None = None
     fit: Callable[[Dataset, Any], Dataset] | None = None
     encoder: bytes = b""
+    groups: np.ndarray | None = None
+    rows: np.ndarray | None = None
+    card: Card | None = None
     writers: InitVar[object] = None
 
     def __post_init__(self, writers: object) -> None:
@@ -86,8 +95,9 @@ class Dataset:
 
     def taken(self, rows: np.ndarray, train_size: int) -> Dataset:
         """Return the data set with some of its rows, in their order, the first of which are the training part."""
-        clients = None if self.clients is None else self.clients[rows]
-        return replace(self, x=self.x[rows], y=self.y[rows], clients=clients, train_size=train_size)
+        names = ("x", "y", "clients", "groups", "rows")
+        own = {name: None if (of := getattr(self, name)) is None else of[rows] for name in names}
+        return replace(self, **own, train_size=train_size)
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -35,10 +35,11 @@ def explicit(
         clients: N, the number of lists.
         rows: the content of the file as a dict, instead of `path`.
         path: a JSON file {"train": [[...], ...], "val": ..., "test": ..., "numbering": ...} with one list of row
-            numbers per client, for example a run's partition.json. With "numbering": "parts" (default), rows of train
-            and val count from 0 in the training part, and rows of test from 0 in the test part; with "all", they count
-            through the training part and then the test part. Without "val" there are no validation rows. With neither
-            "val" nor "test", `split` draws both, as for the other partitions; otherwise `split` takes no setting.
+            numbers per client, for example a run's partition.json. With "numbering": "file", rows count from 0 through
+            the file of the training part and then that of the test part, also if some are left out; with "all", only
+            those that are used count; with "parts" (default), too, and rows of test count from 0 in the test part.
+            Without "val" there are no validation rows. With neither "val" nor "test", `split` draws both, as for the
+            other partitions; otherwise `split` takes no setting.
             "names" are those of the clients.
 
     Returns:
@@ -50,7 +51,7 @@ def explicit(
     """
     where = f"partition.path={path}" if rows is None else "partition"
     given = _read(path) if rows is None else rows
-    numbering = checked(f"{where}: numbering", Literal["parts", "all"], given.get("numbering", "parts"))
+    numbering = checked(f"{where}: numbering", Literal["parts", "all", "file"], given.get("numbering", "parts"))
     if unknown := [key for key in given if key not in (*SPLITS, *OTHER_KEYS)]:
         raise SettingsError(f'{where}: "{unknown[0]}" is not known; expected {FORM}')
     names: list[Split] = [name for name in SPLITS if name in given]
@@ -62,7 +63,11 @@ def explicit(
         part = range(len(dataset.y))
         if numbering == "parts":
             part = part[dataset.train_size :] if name == "test" else part[: dataset.train_size]
-        rows_of_clients = valid_rows(given[name], clients, len(part), f"{where}: {name} rows", int(name != "val"))
+        known = None if numbering != "file" else dataset.rows
+        least, end = int(name != "val"), len(part) if known is None else int(known[-1]) + 1
+        rows_of_clients = valid_rows(given[name], clients, end, f"{where}: {name} rows", least)
+        if known is not None:
+            rows_of_clients = tuple(_places(known, rows, f"{where}: {name} rows") for rows in rows_of_clients)
         found[name] = tuple(each + part.start for each in rows_of_clients)
     rows_of_all, times = np.unique(np.concatenate([rows for name in found for rows in found[name]]), return_counts=True)
     if twice := rows_of_all[times > 1].tolist():
@@ -78,6 +83,13 @@ def explicit(
             'data, or remove "hash" from the file'
         )
     return partition
+
+
+def _places(known: np.ndarray, rows: np.ndarray, what: str) -> np.ndarray:
+    """Return where rows of the user's files are among those that are used."""
+    if lacking := rows[~np.isin(rows, known)].tolist():
+        raise SettingsError(f"{what}: row {lacking[0]} of the files is left out, because of its label or client")
+    return np.searchsorted(known, rows)
 
 
 def _read(path: str | None) -> Mapping[str, Any]:

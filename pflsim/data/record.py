@@ -23,6 +23,7 @@ from pflsim.errors import SettingsError
 from pflsim.records.heatmaps import drawing
 from pflsim.types import SPLITS, Split
 
+DATA_CARD = "data_card.json"
 ENCODER = "encoder.joblib"
 """Maps the rows of a table or texts to inputs."""
 LONGEST = 24
@@ -36,8 +37,8 @@ def write_partition(
 ) -> str:
     """Write partition.json (hash, names, sizes, inputs, class counts and rows per client, its shift) and partition.png.
 
-    The rows count through the training part and then the test part, so partition.json is a file for
-    `pflsim.data.explicit`.
+    The rows count through the file of the training part and then that of the test part, so partition.json is a file for
+    `pflsim.data.explicit`. data_card.json says what was read, if the data set has a card.
 
     Args:
         folder: the output folder; created if missing.
@@ -62,7 +63,7 @@ def write_partition(
         "clients": len(clients),
         "classes": dataset.by_class().num_classes,
         "examples": {name: int(c.sum()) for name, c in counts.items()},
-        "numbering": "all",
+        "numbering": "file",
         "inputs": {"shape": dataset.input_shape, "dtype": dataset.x.dtype.name, **inputs},
     }
     if task:
@@ -75,10 +76,14 @@ def write_partition(
         head["shift"] = {"name": names["shift"], **partition.shift.record()}
         head["unshifted_hash"] = partition_hash(dataset, replace(partition, shift=Shift()))
     head["class_counts"] = [{"client": i} | {name: c[i].tolist() for name, c in counts.items()} for i in clients]
-    head |= {name: [rows.tolist() for rows in getattr(partition, name)] for name in SPLITS}
+    numbers = np.arange(len(dataset.y)) if dataset.rows is None else dataset.rows
+    head |= {name: [numbers[rows].tolist() for rows in getattr(partition, name)] for name in SPLITS}
     lines = ",\n  ".join(f"{json.dumps(key)}: {_line_by_line(value)}" for key, value in head.items())
     (folder / "partition.json").write_text(f"{{\n  {lines}\n}}\n", encoding="utf-8")
     title = ", ".join(filter(None, (dataset.name, names["partition"], names["split"], names["shift"])))
+    if dataset.card:
+        text = json.dumps(dataset.card.record(), indent=1, ensure_ascii=False)
+        (folder / DATA_CARD).write_text(f"{text}\n", encoding="utf-8")
     if dataset.encoder:
         (folder / ENCODER).write_bytes(dataset.encoder)
     with drawing():
@@ -98,6 +103,8 @@ def write_federation(settings: Settings, folder: Path) -> tuple[Dataset, Partiti
     if (folder / "partition.json").exists():
         raise SettingsError(f"{folder} has a partition.json, and files are not overwritten; give another into=FOLDER")
     dataset, partition = load_federation(settings)
+    if dataset.card:
+        print(dataset.card)
     for warning in dataset_warnings(dataset):
         print(f"warning: {warning}", file=sys.stderr)
     write_partition(folder, dataset, partition, record_names(settings))

@@ -60,6 +60,7 @@ def official(
         Use test_by=clients or split=merged instead. The label shares of test_by=labels are those of the training
         examples, so with few examples per client it favours personal models.
     """
+    _check_groups(dataset, "split=official")
     pool = assign(content_order(dataset, 0, dataset.train_size))
     tests = content_order(dataset, dataset.train_size)
     if test_by == "clients":
@@ -94,7 +95,9 @@ def merged(
     Raises:
         SettingsError: a setting is out of range, or a client has a single example.
     """
-    parts = []
+    parts, sides = [], dict[int, bool]()
+    if stratify:
+        _check_groups(dataset, "split.stratify=true")
     for client, rows in enumerate(assign(content_order(dataset))):
         if len(rows) < 2:
             raise SettingsError(
@@ -102,7 +105,13 @@ def merged(
                 "or a partition with more examples per client (dirichlet: increase partition.min_examples)"
             )
         tested = min(max(len(rows) - int(fraction * len(rows) + 0.5), 1), len(rows) - 1)
-        parts.append(_divided(dataset, rows, tested, stratify, rng))
+        train, test = _divided(dataset, rows, tested, stratify, rng, sides)
+        if not len(train) or not len(test):
+            raise SettingsError(
+                f"client {client}: its {len(rows)} rows are of one group of data.group, or of groups that other "
+                "clients have on one side; increase data.min_examples, or leave data.group out"
+            )
+        parts.append((train, test))
     return _finish(dataset, parts, validation, stratify, rng)
 
 
@@ -130,6 +139,7 @@ def counts(
     Raises:
         SettingsError: a setting is out of range, or a client has fewer than train + test examples.
     """
+    _check_groups(dataset, "split=counts")
     parts = []
     for client, rows in enumerate(assign(content_order(dataset))):
         if len(rows) < train + test:
@@ -151,6 +161,11 @@ def copies_labels(split: Mapping[str, Any]) -> bool:
     return split.get("test_by", "labels" if split.get("stratify") else "") == "labels"
 
 
+def _check_groups(dataset: Dataset, what: str) -> None:
+    if dataset.groups is not None:
+        raise SettingsError(f"{what}: rows of a group of data.group cannot stay together; use split=merged alone")
+
+
 def _tests_by_client(dataset: Dataset, pool: list[np.ndarray], tests: np.ndarray) -> list[np.ndarray]:
     """Return the test rows of each client's ids in the data; the first client that holds an id gets its test rows."""
     ids = dataset.clients
@@ -170,13 +185,35 @@ def _tests_by_client(dataset: Dataset, pool: list[np.ndarray], tests: np.ndarray
 
 
 def _divided(
-    dataset: Dataset, rows: np.ndarray, size: int, stratify: bool, rng: Generator
+    dataset: Dataset, rows: np.ndarray, size: int, stratify: bool, rng: Generator, sides: dict[int, bool] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Choose `size` of the rows; return the others and these, in the given order."""
-    labels = dataset.y[rows] if stratify else np.zeros(len(rows), np.int64)
-    wanted = apportion(class_sizes(labels, dataset.num_classes), size, rng)
-    (chosen,) = deal(labels, wanted[None], rng)
-    return np.delete(rows, chosen), rows[chosen]
+    """Choose `size` of the rows; return the others and these, in the given order.
+
+    If the data set has groups, whole groups are chosen until they have `size` rows, but not all of them.
+
+    Args:
+        dataset: the data set.
+        rows: of a client.
+        size: their number.
+        stratify: choose them in proportion to their classes.
+        rng: draws them.
+        sides: whether groups are chosen, by group, as they were for earlier clients; those of this client are added.
+    """
+    if dataset.groups is None:
+        labels = dataset.y[rows] if stratify else np.zeros(len(rows), np.int64)
+        wanted = apportion(class_sizes(labels, dataset.num_classes), size, rng)
+        (chosen,) = deal(labels, wanted[None], rng)
+        return np.delete(rows, chosen), rows[chosen]
+    sides = {} if sides is None else sides
+    groups, sizes = np.unique(dataset.groups[rows], return_counts=True)
+    order = rng.permutation(len(groups))
+    order = order[np.argsort([groups[i] not in sides for i in order], kind="stable")]  # those with a side come first
+    total, left = 0, len(rows)
+    for group, count in zip(groups[order].tolist(), sizes[order].tolist(), strict=True):
+        chosen = sides.setdefault(group, total < size and count < left)
+        total, left = total + count * chosen, left - count * chosen
+    is_chosen = np.array([sides[group] for group in dataset.groups[rows].tolist()])
+    return rows[~is_chosen], rows[is_chosen]
 
 
 def _finish(dataset: Dataset, parts: Sequence[Pair], validation: float, stratify: bool, rng: Generator) -> Partition:
@@ -185,10 +222,10 @@ def _finish(dataset: Dataset, parts: Sequence[Pair], validation: float, stratify
     Clients of two or more rows get at least one if validation > 0.
     """
     train, test = zip(*parts, strict=True)
-    drawn = list[Pair]()
+    drawn, sides = list[Pair](), dict[int, bool]()
     for rows in train:
         size = min(max(int(validation * len(rows) + 0.5), 1), len(rows) - 1) if validation > 0 else 0
-        drawn.append(_divided(dataset, rows, size, stratify, rng))
+        drawn.append(_divided(dataset, rows, size, stratify, rng, sides))
     kept, val = zip(*drawn, strict=True)
     return Partition(tuple(map(np.sort, kept)), tuple(map(np.sort, val)), tuple(map(np.sort, test)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
 from inspect import signature
@@ -14,13 +14,16 @@ import numpy as np
 
 from pflsim.config.components import NOTEBOOK, keep_object, kept_object
 from pflsim.config.names import nearest
+from pflsim.data.card import Card
 from pflsim.data.dataset import Dataset
-from pflsim.data.targets import found_targets
+from pflsim.data.sources.cells import check_names, read_frame
+from pflsim.data.sources.identifiers import label_cells, named_cells, numbered, targets_of
 from pflsim.errors import SettingsError, reading
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+TYPED = (".jsonl", ".ndjson", ".parquet", ".pq")
 FORM = "a CSV file in UTF-8 with a header, lines of JSON (.jsonl), or a Parquet file (pip install 'pflsim[parquet]')"
 
 
@@ -31,7 +34,7 @@ class Table:
     Args:
         frame: a pandas frame, or a CSV, JSON-lines or Parquet file.
         test: a frame or file of test rows, with the same columns; None: `split` draws them.
-        label, client, features, categorical, fit, min_examples: settings.
+        label, client, group, features, exclude, categorical, missing, fit, min_examples: settings.
         name: in records.
     """
 
@@ -39,11 +42,20 @@ class Table:
     test: Any = None
     label: str | None = None
     client: str | None = None
+    group: str | None = None
     features: list[str] | None = None
+    exclude: list[str] | None = None
     categorical: list[str] | None = None
+    missing: list[str] | None = None
     fit: str | None = None
     min_examples: int | None = None
     name: str = "table"
+
+    def card(self) -> Card | None:
+        """Return what is read of the table, before anything is trained; it prints as a table."""
+        from pflsim.data.sources import table
+
+        return table.load(**self.settings()).card
 
     def settings(self) -> dict[str, Any]:
         """Return the settings of `data=table`; frames are kept in this process under a name."""
@@ -62,22 +74,43 @@ class Source(NamedTuple):
         test: that of the test rows.
         label: column of the targets.
         client: column of the clients.
-        min_examples: clients with fewer training rows are left out.
+        group: column of the groups whose rows stay together.
+        missing: words that are missing values; None: undecided.
+        min_examples: clients with fewer rows in `path` are left out.
     """
 
     path: str | None
     test: str | None
     label: str | None
     client: str | None
+    group: str | None
+    missing: tuple[str, ...] | None
     min_examples: int
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Source:
+        """Return the source of the arguments of a loader."""
+        words = None if given["missing"] is None else tuple(map(str, given["missing"]))
+        return cls(*({**given, "missing": words}[name] for name in cls._fields))
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows that are used, the training part first, and their data set, which has no inputs yet."""
+    """The rows that are used, the training part first, and their data set, which has no inputs yet.
+
+    Args:
+        frame: the rows.
+        targets: the data set.
+        declared: columns that are text by their type, not by their content.
+        index: columns that are the index of a frame.
+        lost: the number of rows that are left out, by reason.
+    """
 
     frame: DataFrame
     targets: Dataset
+    declared: frozenset[str]
+    index: frozenset[str]
+    lost: dict[str, Any]
 
     def dataset(self, content: DataFrame, dtype: Any, fit: Callable[[Dataset, Any], Dataset]) -> Dataset:
         """Return the data set whose inputs are made after the partition.
@@ -94,15 +127,16 @@ class Rows:
         return replace(self.targets, x=np.zeros((len(content), 1), dtype), content=hashed, fit=fit)
 
 
-def read_rows(data: str, source: Source, columns: Sequence[str] | None) -> Rows:
-    """Return rows that have a label, and a client if there is a column of clients.
+def read_rows(data: str, source: Source, columns: Sequence[str] | None, texts: Sequence[str] = ()) -> Rows:
+    """Return rows that have a label, and a client and a group if there are columns of them.
 
-    Those of the last call are kept, because a run asks for them twice.
+    Those of the last files are kept, because a run asks for them twice.
 
     Args:
         data: the component, for messages.
         source: files and columns.
         columns: of the inputs, which both files have; None: all of `source.path`.
+        texts: columns whose cells stay as they are written, besides those of the label, the clients and the groups.
 
     Raises:
         SettingsError: a file cannot be read, a column is missing, or no rows are left.
@@ -110,77 +144,91 @@ def read_rows(data: str, source: Source, columns: Sequence[str] | None) -> Rows:
     if not source.path or not source.label:
         missing = "data.label=COLUMN" if source.path else "data.path=FILE.csv (or .parquet)"
         raise SettingsError(f"data={data} needs {missing}")
-    stamps = []
+    stamps, frames = [], False
     for key, name in {"data.path": source.path, "data.test": source.test}.items():
         if name:
             with reading(given_as(key, name), FORM):
-                kept = kept_object(name, key)
-                stamps.append(Path(name).stat().st_mtime_ns if kept is None else id(kept))
-    return _read(source, None if columns is None else tuple(columns), tuple(stamps))
+                frames |= kept_object(name, key) is not None
+                stamps += [] if frames else [Path(name).stat().st_mtime_ns, Path(name).stat().st_size]
+    read = _read.__wrapped__ if frames else _read  # a frame can have changed
+    return read(source, None if columns is None else tuple(columns), tuple(texts), tuple(stamps))
 
 
 @lru_cache(maxsize=1)
-def _read(source: Source, columns: tuple[str, ...] | None, stamps: tuple[int, ...]) -> Rows:
-    from pandas import concat, factorize
+def _read(source: Source, columns: tuple[str, ...] | None, texts: tuple[str, ...], stamps: tuple[int, ...]) -> Rows:
+    from pandas import concat
 
-    del stamps  # of the files and frames, so that changed ones are read again
-    path, test, label, client, min_examples = source
-    assert path and label
-    parts = [_frame(path, "data.path"), *([_frame(test, "data.test")] if test else [])]
-    wanted = [label, *([client] if client else []), *(parts[0].columns if columns is None else columns)]
-    for part, where in zip(parts, (given_as("data.path", path), given_as("data.test", test)), strict=False):
-        check_columns(where, part, wanted)
-    frame: Any = concat(parts, ignore_index=True)[[*parts[0].columns]]
-    name, notes = Path(path.removeprefix(NOTEBOOK)).stem, list[str]()
-    keep, training = frame[label].notna().to_numpy(), np.arange(len(frame)) < len(parts[0])
-    if unlabelled := np.count_nonzero(~keep):
-        notes.append(f"{name}: {unlabelled} rows without a label are left out")
-    clients, names = None, ()
-    if client:
-        codes, values = factorize(frame[client], sort=True)  # -1: missing
-        same, values = factorize(np.array([*map(as_text, values)], object))  # 1 and "1" are one client
-        codes = np.append(same, -1)[codes]
-        if lost := np.count_nonzero(codes < 0):
-            notes.append(f"{name}: {lost} rows without a client are left out")
-        sizes = np.bincount(codes[keep & training & (codes >= 0)], minlength=len(values))
-        if few := [f"{values[code]} ({sizes[code]})" for code in np.flatnonzero(sizes < min_examples)]:
-            said = f"clients with fewer than data.min_examples={min_examples} training rows are left out"
+    del stamps  # of the files, so that changed ones are read again
+    own = {key: name for key in ("label", "client", "group") if (name := getattr(source, key))}
+    files = {"data.path": str(source.path)} | ({"data.test": source.test} if source.test else {})
+    read = [_frame(name, key, (*own.values(), *texts)) for key, name in files.items()]
+    wanted = [*own.values(), *(read[0][0].columns if columns is None else columns)]
+    for (part, _, _), (key, name) in zip(read, files.items(), strict=True):
+        check_columns(given_as(key, name), part, wanted)
+    frames, declared, index = zip(*read, strict=True)
+    frame: Any = concat(frames, ignore_index=True)[[*frames[0].columns]]
+    where, name = given_as("data.path", source.path), Path(files["data.path"].removeprefix(NOTEBOOK)).stem
+    training, lost = np.arange(len(frame)) < len(frames[0]), dict[str, Any]()
+    with reading(where, FORM):
+        labels = label_cells(frame[source.label], source.missing, source.label in frozenset().union(*declared))
+        keep = labels.notna().to_numpy(bool)
+        lost["without a label"] = np.count_nonzero(~keep)
+        codes, names, notes = dict[str, np.ndarray](), dict[str, tuple[str, ...]](), list[str]()
+        for key in [key for key in own if key != "label"]:
+            codes[key], names[key] = numbered(named_cells(frame[own[key]], f"data.{key}", source.missing))
+            lost[f"without a {key}"] = np.count_nonzero(keep & (codes[key] < 0))
+            keep = keep & (codes[key] >= 0)
+    notes += [f"{name}: {count} rows {why} are left out" for why, count in lost.items() if count]
+    if source.client:
+        found = names["client"]
+        sizes = np.bincount(codes["client"][keep & training], minlength=len(found))
+        if few := [f"{found[code]} ({sizes[code]})" for code in np.flatnonzero(sizes < source.min_examples)]:
+            said = f"clients with fewer than data.min_examples={source.min_examples} rows are left out"
             notes.append(f"{name}: {len(few)} {said}: {', '.join(few)}")
-        large = np.flatnonzero(sizes >= min_examples)
-        places = np.full(len(values) + 1, -1)
+        large = np.flatnonzero(sizes >= source.min_examples)
+        places = np.full(len(found) + 1, -1)
         places[large] = np.arange(len(large))
-        clients, names = places[codes], tuple(values[code] for code in large)
-        keep = keep & (clients >= 0)
-        clients = clients[keep]
+        codes["client"], names["client"] = places[codes["client"]], tuple(found[code] for code in large)
+        lost["of small clients"] = np.count_nonzero(keep & (codes["client"] < 0))
+        keep = keep & (codes["client"] >= 0)
     if not keep[training].any():
-        raise SettingsError(f"{given_as('data.path', path)}: no rows are left; {'; '.join(notes) or 'it is empty'}")
-    y = np.asarray(frame[label][keep].tolist())
-    if unlabelled and y.dtype.kind == "f" and (y == np.rint(y)).all():  # integers, before some were missing
-        y = y.astype(np.int64)
-    y, classes, values = found_targets(name, y)
-    more = {"clients": clients, "client_names": names, "values": values, "notes": tuple(notes)}
-    none = np.empty((len(y), 0), np.float32)
-    return Rows(frame.loc[keep], Dataset(name, none, y, classes, int(keep[training].sum()), **more))
+        raise SettingsError(f"{where}: no rows are left; {'; '.join(notes) or 'it is empty'}")
+    y, classes, values = targets_of(name, labels[keep], bool(lost["without a label"]))
+    clients, groups = (codes[key][keep] if key in codes else None for key in ("client", "group"))
+    targets = Dataset(
+        name, np.empty((len(y), 0), np.float32), y, classes, int(keep[training].sum()), clients,
+        names.get("client", ()), groups=groups, values=values, notes=tuple(notes),
+        rows=None if keep.all() else np.flatnonzero(keep),
+    )  # fmt: skip
+    return Rows(frame.loc[keep], targets, frozenset().union(*declared), frozenset().union(*index), lost)
 
 
-def _frame(path: str, key: str) -> DataFrame:
-    """Return a file, a folder of texts or a frame of this process, with names of columns as text."""
-    from pandas import DataFrame, read_csv, read_json, read_parquet
+def _frame(path: str, key: str, texts: Collection[str]) -> tuple[DataFrame, set[str], set[str]]:
+    """Return a file, a folder of texts or a frame of this process, with names of columns as text.
+
+    Returns:
+        The frame, the columns that are text by their type, and those that are its index.
+    """
+    from pandas import DataFrame
 
     with reading(given_as(key, path), FORM):
-        frame, suffix = kept_object(path, key), Path(path).suffix
+        frame = kept_object(path, key)
         if frame is None and Path(path).is_dir():
             files = sorted(file for file in Path(path).glob("*/*") if file.is_file() and file.name[0] != ".")
-            texts = [(file.parent.name, file.read_text(encoding="utf-8")) for file in files]
-            return DataFrame(texts, columns=["label", "text"])
-        if frame is None and suffix in (".jsonl", ".ndjson"):
-            frame = read_json(path, lines=True)
-        elif frame is None:
-            frame = (read_parquet if suffix in (".parquet", ".pq") else read_csv)(path)
-        frame = frame.rename(columns=str)
-        if repeated := [*frame.columns[frame.columns.duplicated()]]:
-            raise ValueError(f"two columns have the name {repeated[0]!r}")
-        return frame
+            found = [(file.parent.name, file.read_text(encoding="utf-8")) for file in files]
+            return DataFrame(found, columns=["label", "text"]), {"label", "text"}, set()
+        untyped = frame is None and Path(path).suffix.lower() not in TYPED
+        frame = read_frame(path, texts) if frame is None else frame
+        index = {str(name) for name in frame.index.names if name is not None}
+        frame = (frame.reset_index([*filter(None, frame.index.names)]) if index else frame).rename(columns=str)
+        check_names([*frame.columns])
+        declared = set() if untyped else {name for name in frame.columns if _is_text(frame[name])}
+        return frame, declared, index
+
+
+def _is_text(column: Any) -> bool:
+    """Return whether all cells of a typed column are text."""
+    return column.dtype.kind == "O" and all(isinstance(value, str) for value in column.dropna().unique())
 
 
 def given_as(key: str, path: str | None) -> str:
@@ -198,7 +246,7 @@ def defaults_of(load: partial[Dataset], model: str, rows: Callable[[Source, dict
         rows: reads the rows of a source with these settings; only their clients count.
     """
     given = {name: parameter.default for name, parameter in signature(load).parameters.items()}
-    source = Source(*(given[name] for name in Source._fields))
+    source = Source.of(given)
     chosen = {"model": model} | ({} if source.test else {"split": "merged"})
     if not source.client:
         return chosen
@@ -210,11 +258,6 @@ def check_columns(where: str, frame: DataFrame, wanted: Sequence[str]) -> None:
     """Raise a `SettingsError` if a column is missing."""
     if lacking := [name for name in wanted if name not in frame.columns]:
         raise SettingsError(f"{where} has no column {lacking[0]!r}; {nearest(lacking[0], map(str, frame.columns))}")
-
-
-def as_text(value: Any) -> str:
-    """Return a category or client as text; 3.0 is 3, which pandas makes of a column with missing values."""
-    return " ".join(str(int(value) if isinstance(value, float) and value.is_integer() else value).split())
 
 
 def dumped(encoder: Any) -> bytes:

@@ -12,16 +12,14 @@ import numpy as np
 from pflsim.config.settings import Count
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
-from pflsim.data.sources.frames import Rows, Source, as_text, check_columns, defaults_of, dumped, given_as, read_rows
+from pflsim.data.sources.cells import names_of_cells, numbers_of_cells
+from pflsim.data.sources.columns import ODD, Column, check_inputs, columns_of, counts_rows, doubts
+from pflsim.data.sources.frames import Rows, Source, check_columns, defaults_of, dumped, given_as, read_rows
+from pflsim.data.sources.table_card import card_of
 from pflsim.errors import SettingsError, reading
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-ODD = "cMm"
-"""Kinds of columns that are neither numbers nor categories: complex numbers, dates and durations."""
-MANY = 20
-"""A column with more categories than this, and than half of the rows, probably has numbers or names."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +28,16 @@ class Encoder:
 
     Args:
         numbers, categories: names of the columns.
+        missing: words that are missing values.
         fitted: a `ColumnTransformer` fitted on all clients; after it, if each has its own, those of the clients.
     """
 
     numbers: list[str]
     categories: list[str]
+    missing: Sequence[str] = ()
     fitted: Sequence[Any] = ()
 
-    def columns(self, frame: DataFrame) -> DataFrame:
+    def columns(self, frame: Any) -> DataFrame:
         """Return the columns as float64 or text; missing values are NaN.
 
         Raises:
@@ -48,12 +48,15 @@ class Encoder:
         check_columns("the table", frame, [*self.numbers, *self.categories])
         found: dict[str, Any] = {}
         for name in self.numbers:
-            with reading(f"column {name!r}", "numbers"):
-                found[name] = frame[name].to_numpy(dtype=np.float64, na_value=np.nan)
-                if np.isinf(found[name]).any():
+            with reading(f"column {name!r}", "finite numbers"):
+                if (cells := numbers_of_cells(frame[name], self.missing)) is None:
+                    raise ValueError("there is text")
+                if np.isinf(cells).any():
                     raise ValueError("infinite values; mark missing ones as such")
+                found[name] = cells
         for name in self.categories:
-            found[name] = frame[name].map(as_text, na_action="ignore").astype(object).where(frame[name].notna(), np.nan)
+            texts = names_of_cells(frame[name])
+            found[name] = texts.where(~texts.isin(self.missing))
         return DataFrame(found, index=frame.index)
 
     def fit(self, rows: DataFrame, known: Any = "auto") -> Any:
@@ -81,25 +84,32 @@ def load(
     test: str | None = None,
     label: str | None = None,
     client: str | None = None,
+    group: str | None = None,
     features: list[str] | None = None,
+    exclude: list[str] | None = None,
     categorical: list[str] | None = None,
+    missing: list[str | int | float] | None = None,
     fit: Literal["all", "client"] = "all",
     min_examples: Count = 8,
 ) -> Dataset:
     """Load CSV, JSON lines or Parquet. Numbers are standardised, categories one-hot, missing values filled.
 
-    Rows without a label are left out. By default, `model=tabular_mlp`; without `test`, `split=merged`; with `client`,
-    `partition=by_client`, with a client for each value.
+    Rows without a label, client or group are left out. By default, `model=tabular_mlp`; without `test`, `split=merged`;
+    with `client`, `partition=by_client`, with a client for each value.
 
     Args:
         path: the file.
         test: a file of test rows, whose columns are matched by name; None: `split` draws them.
         label: column of the targets. Text, booleans and integers are classes, other numbers are values.
         client: column of the clients, such as hospitals or schools, whose values are their names.
-        features: columns of the inputs; None: all others.
+        group: column of groups, such as patients, whose rows are all in one of a division's parts; for split=merged.
+        features: columns of the inputs; None: all others but one that counts the rows.
+        exclude: columns that are no inputs.
         categorical: columns of numbers that are categories; columns of text always are.
+        missing: words that are missing values, besides empty cells, and among numbers NA, NaN, null, None, ?, . and -;
+            None: NA, None and such words in columns of labels, clients and groups are an error, and else categories.
         fit: the training rows that give means, deviations and fillings: of all clients, or each client's own.
-        min_examples: clients with fewer training rows are left out.
+        min_examples: clients with fewer usable rows in `path` are left out.
 
     Returns:
         x [n, features] float32, after the partition. The name is the file name without its ending.
@@ -107,46 +117,68 @@ def load(
     Raises:
         SettingsError: the file cannot be read, or a column is missing or is no number and no category.
     """
-    rows, encoder = _read(Source(path, test, label, client, min_examples), features, categorical)
+    given = dict(path=path, test=test, label=label, client=client, group=group, missing=missing)
+    source = Source.of({**given, "min_examples": min_examples})
+    rows, inputs = _read(source, features, exclude or (), categorical or ())
+    encoder = Encoder(
+        [column.name for column in inputs if column.is_number],
+        [column.name for column in inputs if not column.is_number],
+        source.missing or (),
+    )
+    content, words = encoder.columns(rows.frame), None if source.missing is None else source.missing
 
     def fitted(dataset: Dataset, partition: Partition) -> Dataset:
-        columns, whole = encoder.columns(rows.frame), np.unique(np.concatenate(partition.train))
+        whole = np.unique(np.concatenate(partition.train))
         with reading(given_as("data.path", path), "finite numbers"):
-            every = encoder.fit(columns.iloc[whole])
-            x = np.asarray(every.transform(columns), np.float32)
+            every = encoder.fit(content.iloc[whole])
+            x = np.asarray(every.transform(content), np.float32)
             used = [every]
             if fit == "client":
                 known = every.named_transformers_["categories"][-1].categories_ if encoder.categories else "auto"
                 for parts in zip(partition.train, partition.val, partition.test, strict=True):
                     own = np.concatenate(parts)
-                    used.append(encoder.fit(columns.iloc[parts[0]], known))
-                    x[own] = used[-1].transform(columns.iloc[own])
+                    used.append(encoder.fit(content.iloc[parts[0]], known))
+                    x[own] = used[-1].transform(content.iloc[own])
         return replace(dataset, x=x, encoder=dumped(replace(encoder, fitted=used)))
 
-    content, notes = encoder.columns(rows.frame), rows.targets.notes
-    for name in encoder.categories:
-        if (count := len({*content[name]})) > max(MANY, len(content) / 2):
-            of = f"{rows.targets.name}: column {name!r} is text with {count} different values in {len(content)} rows"
-            notes += (f"{of}, each of them an input; make it numbers, or leave it out of data.features",)
-    return replace(rows.dataset(content, np.float32, fit=fitted), notes=notes)
+    notes = (*rows.targets.notes, *doubts(rows.targets.name, inputs, rows.targets, words))
+    dataset = rows.dataset(content, np.float32, fit=fitted)
+    return replace(dataset, notes=notes, card=card_of(source, rows, inputs))
 
 
 def defaults(load: partial[Dataset]) -> dict[str, Any]:
     """Return the settings of a run that a table chooses unless they are given, by key; `load` has its settings."""
-    return defaults_of(load, "tabular_mlp", lambda source, its: _read(source, its["features"], its["categorical"])[0])
+    return defaults_of(
+        load, "tabular_mlp", lambda source, its: _rows(source, its["features"], its["categorical"] or ())
+    )
 
 
-def _read(source: Source, features: Sequence[str] | None, categorical: Sequence[str] | None) -> tuple[Rows, Encoder]:
-    """Return the rows of a table, and the encoder of its columns, not fitted."""
-    categorical = categorical or []
-    rows = read_rows("table", source, None if features is None else [*features, *categorical])
-    frame, where = rows.frame, given_as("data.path", source.path)
-    others = [name for name in frame.columns if name not in (source.label, source.client)]
-    used = others if features is None else list(features)
-    check_columns(where, frame, categorical)
-    if not {*used} <= {*others} or not used:
-        raise SettingsError(f"data.features={list(used)}: expected columns other than data.label and data.client")
-    if odd := [column for column in used if frame[column].dtype.kind in ODD]:
+def _rows(source: Source, features: Sequence[str] | None, categorical: Sequence[str] | None) -> Rows:
+    texts = categorical or ()
+    return read_rows("table", source, None if features is None else [*features, *texts], texts)
+
+
+def _read(
+    source: Source, features: Sequence[str] | None, exclude: Sequence[str], categorical: Sequence[str]
+) -> tuple[Rows, list[Column]]:
+    """Return the rows of a table, and its inputs."""
+    rows, where = _rows(source, features, categorical), given_as("data.path", source.path)
+    frame: Any = rows.frame
+    own = (source.label, source.client, source.group)
+    check_columns(where, frame, [*categorical, *exclude])
+    others = [name for name in frame.columns if name not in own]
+    named = {*(features or ()), *categorical}
+    left = {*exclude, *({*rows.index} - named)} if features is None else {*exclude} - named
+    used = [name for name in others if name not in left] if features is None else list(features)
+    if not {*used} <= {*others} or not used or named & {*exclude}:
+        raise SettingsError(
+            f"data.features={list(used)}: expected columns other than data.label, data.client, data.group and those of "
+            "data.exclude"
+        )
+    if odd := [column for column in named if frame[column].dtype.kind in ODD]:
         raise SettingsError(f"{where}: column {odd[0]!r} is {frame[odd[0]].dtype}; make it numbers or text")
-    categories = [c for c in used if c in categorical or frame[c].dtype.kind not in "iufb"]
-    return rows, Encoder([c for c in used if c not in categories], categories)
+    used = [name for name in used if name in named or not counts_rows(frame[name])]
+    with reading(where, "columns of numbers and text"):
+        inputs = [*columns_of(rows, used, categorical, source.missing or ())]
+    check_inputs(where, [column for column in inputs if column.name not in named], exclude)
+    return rows, inputs

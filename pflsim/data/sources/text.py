@@ -85,10 +85,12 @@ def load(
     text: str = "text",
     label: str = "label",
     client: str | None = None,
+    group: str | None = None,
     tokens: str = "words",
     length: Count = 128,
     vocabulary: Count = 10_000,
     mask: bool | None = None,
+    missing: list[str | int | float] | None = None,
     min_examples: Count = 8,
 ) -> Dataset:
     """Load labelled texts as padded token sequences. The training rows determine the vocabulary.
@@ -101,11 +103,13 @@ def load(
         text: column of the texts.
         label: column of the classes or values.
         client: column of the clients, whose values are their names.
+        group: column of groups, as in `data=table`.
         tokens: words, characters, or the folder of a tokenizer of transformers (AutoTokenizer).
         length: of a sequence, in tokens; longer texts are cut, shorter ones padded.
         vocabulary: at most so many different tokens, the most frequent ones; with padding 0 and 1 for all others.
         mask: inputs are `input_ids` and `attention_mask`, for models of transformers; None: with a tokenizer.
-        min_examples: clients with fewer training rows are left out.
+        missing: words that are missing values in the columns of labels, clients and groups, as in `data=table`.
+        min_examples: clients with fewer usable rows in `path` are left out.
 
     Returns:
         x [n, length], or [n, 2, length] with the mask, int64, after the partition. The name is the file name.
@@ -113,7 +117,9 @@ def load(
     Raises:
         SettingsError: a file or a tokenizer cannot be read, or a column is missing.
     """
-    rows, tokenizer = read_rows("text", Source(path, test, label, client, min_examples), [text]), None
+    given = dict(path=path, test=test, label=label, client=client, group=group, missing=missing)
+    source, tokenizer = Source.of({**given, "min_examples": min_examples}), None
+    rows = read_rows("text", source, [text], [text])
     if tokens not in ("words", "characters"):
         with reading(f"data.tokens={tokens}", "words, characters, or a tokenizer's folder (pip install 'pflsim[hf]')"):
             from transformers import AutoTokenizer
@@ -136,4 +142,4 @@ def load(
 
 def defaults(load: partial[Dataset]) -> dict[str, Any]:
     """Return the settings of a run that texts choose unless they are given, by key; `load` has its settings."""
-    return defaults_of(load, "text_transformer", lambda source, its: read_rows("text", source, [its["text"]]))
+    return defaults_of(load, "text_transformer", lambda source, its: read_rows("text", source, *[[its["text"]]] * 2))

@@ -1,0 +1,153 @@
+"""Files of rows as frames, and their cells as numbers or text, with what is missing."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+import unicodedata
+from collections.abc import Collection, Iterable, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
+
+WORDS = frozenset(("na", "n/a", "nan", "null", "none", "#n/a", "\\n", "?", ".", "-"))
+"""Words for a missing value among numbers, in lower case."""
+TRUTH = {"true": 1.0, "false": 0.0}
+NUMBERS = "iufb"
+"""Kinds of types of numbers."""
+EXACT = 2**53
+"""From here on, whole numbers in floating point have lost digits."""
+
+
+def read_frame(path: str, texts: Collection[str]) -> DataFrame:
+    """Return the rows of a file: CSV, JSON lines (.jsonl, .ndjson) or Parquet (.parquet, .pq).
+
+    Args:
+        path: the file.
+        texts: columns whose cells stay as they are written.
+
+    Raises:
+        ValueError: a name is repeated, a header is missing, or numbers have decimal commas and points.
+    """
+    from pandas import DataFrame, read_parquet
+
+    suffix = Path(path).suffix.lower()
+    if suffix in (".parquet", ".pq"):
+        return read_parquet(path, dtype_backend="numpy_nullable")
+    if suffix not in (".jsonl", ".ndjson"):
+        return _read_csv(path, texts)
+    lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
+    records = [json.loads(line, object_pairs_hook=_unique) for line in lines if line.strip()]
+    frame = DataFrame(records, dtype=object)
+    return frame.assign(**{name: frame[name].infer_objects() for name in frame.columns if name not in texts})
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    check_names([name for name, _ in pairs])
+    return dict(pairs)
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raise a `ValueError` if two columns have one name."""
+    if repeated := [name for number, name in enumerate(names) if name and name in names[:number]]:
+        raise ValueError(f"two columns have the name {repeated[0]!r}")
+
+
+def _read_csv(path: str, texts: Collection[str]) -> DataFrame:
+    """Return the rows of a CSV file. The separator is the most frequent one of the header."""
+    from pandas import read_csv
+
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        lines = (line for line in file if line.strip())
+        header = next(lines, "")
+        separator = max(",;\t", key=re.sub(r'"[^"]*"', "", header).count)
+        rows = csv.reader(chain([header], lines), delimiter=separator)
+        names, first = next(rows, []), next(rows, [])
+    check_names(names)
+    numbers = [value for name in names if (value := as_number(name)) is not None]
+    if any(later <= earlier for earlier, later in zip(numbers, numbers[1:], strict=False)):
+        raise ValueError(f"its first line has numbers, not names of columns: {header.strip()[:60]}; add a header")
+    if len(first) > len(names):
+        raise ValueError(f"its header has {len(names)} names, but the row below it {len(first)} cells; name them all")
+    decimal = _decimal_mark(path) if separator == ";" else "."
+    own: Any = dict.fromkeys(texts, object)
+    return read_csv(path, sep=separator, decimal=decimal, dtype=own, keep_default_na=False, na_values=[""],
+                    low_memory=False, encoding="utf-8-sig")  # fmt: skip
+
+
+def _decimal_mark(path: str) -> str:
+    """Return the decimal mark of a file with semicolons: a comma if a cell without quotes has one between digits."""
+    text = Path(path).read_text(encoding="utf-8-sig")
+    comma, point = (
+        re.search(rf"(?:^|;) *([-+]?\d+{mark}\d+(?:[eE][-+]?\d+)?) *(?=;|$)", text, re.M) for mark in (",", r"\.")
+    )
+    if comma and point:
+        raise ValueError(f"numbers have decimal commas ({comma[1]}) and points ({point[1]}); write all with one mark")
+    return "," if comma else "."
+
+
+def as_number(text: str) -> float | None:
+    """Return the finite number that a text is; None for other text."""
+    try:
+        value = math.nan if "_" in text else float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def as_text(value: Any) -> str:
+    """Return a value as text without outer and doubled blanks, in Unicode's form NFC; 3.0 is 3."""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return unicodedata.normalize("NFC", " ".join(str(value).split()))
+
+
+def names_of_cells(column: Series) -> Series:
+    """Return the cells as text, as they are written but for blanks; missing ones, also empty ones, are NaN.
+
+    If all are whole numbers, .0 at their end is removed: a missing cell can have turned integers into floating point.
+
+    Raises:
+        ValueError: whole numbers in floating point have lost digits.
+    """
+    from pandas import Series, factorize
+
+    if column.dtype.kind == "f" and (column.abs() >= EXACT).any():
+        raise ValueError(f"column {column.name!r} has numbers of 16 digits or more in floating point; make them text")
+    codes, values = factorize(column)
+    texts = [as_text(value) for value in values]
+    if all(re.fullmatch(r"[-+]?\d+(\.0*)?", text) for text in texts if text):
+        texts = [text.partition(".")[0] for text in texts]
+    found = np.array([*(text or np.nan for text in texts), np.nan], object)
+    return Series(found[codes], column.index, object, column.name)
+
+
+def numbers_of_cells(column: Series, missing: Iterable[str] = ()) -> np.ndarray | None:
+    """Return the cells as float64, missing ones as NaN; None if a cell is something else than a finite number.
+
+    `WORDS` are missing; cells that are all true or false are 1 and 0.
+
+    Args:
+        column: of a frame.
+        missing: further words, or numbers, that are missing.
+    """
+    from pandas import factorize
+
+    gone = {word.lower() for word in missing}
+    if column.dtype.kind in NUMBERS:
+        found = column.to_numpy(dtype=np.float64, na_value=np.nan)
+        lost = [number for word in gone if (number := as_number(word)) is not None]
+        return np.where(np.isin(found, lost), np.nan, found) if lost else found
+    codes, values = factorize(column)
+    gone |= WORDS
+    texts = ["" if (text := str(value).strip().lower()) in gone else text for value in values]
+    read = TRUTH.get if {*texts} <= {"", *TRUTH} else as_number
+    cells = [read(text) if text else math.nan for text in texts]
+    return None if None in cells else np.array([*cells, math.nan], np.float64)[codes]

@@ -1,0 +1,182 @@
+"""The columns of a table: which are inputs, of what kind, and what is doubtful about them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pflsim.data.dataset import Dataset
+from pflsim.data.sources.cells import WORDS, as_number, names_of_cells, numbers_of_cells
+from pflsim.data.sources.frames import Rows
+from pflsim.errors import SettingsError
+
+if TYPE_CHECKING:
+    from pandas import Series
+
+FEW = 20
+"""Columns with at most so many different values can be categories, whatever their values are."""
+LIMITS = ((FEW, 2), (50, 20))
+"""Text with more different values than the first number, and fewer rows a value than the second, are no categories."""
+CODES = (-9, -99, 99, 999, 9999)
+"""Numbers that often mean a missing value."""
+TIME = r"([ T]\d\d?:\d\d(:\d\d(\.\d+)?)?(Z|[-+]\d\d:?\d\d)?)?"
+DATE = re.compile(rf"(\d{{4}}-\d\d?-\d\d?|\d\d?\.\d\d?\.\d{{4}}|\d\d?/\d\d?/\d{{4}}){TIME}")
+MARKS = re.compile(r"[\s'’,%€$£¥]|\.(?=\d{3}(\D|$))")
+"""Currencies, per cent, and marks of thousands."""
+ROWS_A_VALUE = 5
+"""A column with fewer rows a value can have one label for each by chance."""
+ODD = "cMm"
+"""Kinds of types that are neither numbers nor text: complex numbers, dates and durations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """An input.
+
+    Args:
+        name: of the column.
+        cells: [n], numbers float64 or text; missing ones are NaN.
+        is_number: whether its cells are numbers.
+        counts: how many rows have each text, by text; of numbers {}.
+        odd: the type of a column that is neither numbers nor text, such as dates.
+    """
+
+    name: str
+    cells: Series
+    is_number: bool
+    counts: dict[str, int] = field(default_factory=dict)
+    odd: str = ""
+
+    @property
+    def missing(self) -> int:
+        """Return the number of missing cells."""
+        return int(self.cells.isna().sum())
+
+
+def columns_of(rows: Rows, used: Sequence[str], categorical: Sequence[str], missing: Sequence[str]) -> Iterator[Column]:
+    """Yield the inputs. A column is a number if all its cells are, see `numbers_of_cells`, and else a category.
+
+    Args:
+        rows: the table.
+        used: names of the inputs.
+        categorical: those that are categories whatever their cells are.
+        missing: words that are missing values.
+    """
+    from pandas import Series
+
+    for name in used:
+        column: Any = rows.frame[name]
+        numbers = None
+        if name not in categorical and name not in rows.declared:
+            numbers = numbers_of_cells(column, missing)
+        if numbers is not None:
+            yield Column(name, Series(numbers, column.index, name=name), True)
+            continue
+        texts = names_of_cells(column)
+        texts = texts.where(~texts.isin(missing))
+        counts = {str(text): int(n) for text, n in texts.value_counts().items()}
+        yield Column(name, texts, False, counts, str(column.dtype) if column.dtype.kind in ODD else "")
+
+
+def counts_rows(column: Series) -> bool:
+    """Return whether a column has the numbers 0, 1, ... or 1, 2, ... in this order."""
+    if column.dtype.kind not in "iu" or not len(column) or column.hasnans:
+        return False
+    cells = column.to_numpy(np.int64)
+    return cells[0] in (0, 1) and bool((np.diff(cells) == 1).all())
+
+
+def check_inputs(where: str, columns: Sequence[Column], excluded: Sequence[str]) -> None:
+    """Raise a `SettingsError` for columns that cannot be meant as categories, all in one message.
+
+    Args:
+        where: the table, for the message.
+        columns: those that the settings do not name.
+        excluded: columns that are excluded already.
+    """
+    found = {column.name: why for column in columns if not column.is_number and (why := _no_category(column))}
+    if found:
+        said = "; ".join(f"{name!r} {why}" for name, why in found.items())
+        remedy = f"data.exclude=[{','.join([*excluded, *found])}]"
+        raise SettingsError(
+            f"{where}: columns that are neither numbers nor a few categories: {said}. Leave them out with {remedy}, "
+            "mend them, or name them in data.categorical or data.features"
+        )
+
+
+def _no_category(column: Column) -> str:
+    """Return why a column of text is no category; "" if it can be one."""
+    if column.odd:
+        return f"is {column.odd}"
+    counts, total = column.counts, sum(column.counts.values())
+    if counts and all(DATE.fullmatch(text) for text in counts):
+        return "has dates"
+    words = [text for text in counts if as_number(text) is None]
+    if len(counts) - len(words) > FEW and 2 * sum(counts[word] for word in words) <= total:
+        return f"has numbers, but also {_some(words)}" if words else "is text by its type, but has numbers"
+    marked = [text for text in words if text.lower() not in WORDS and as_number(MARKS.sub("", text)) is not None]
+    if marked and 2 * sum(n for text, n in counts.items() if text not in words or text in marked) >= total:
+        return f"has numbers with marks, such as {_some(marked)}"
+    if any(len(counts) > most and total < least * len(counts) for most, least in LIMITS):
+        return f"is text with {len(counts)} different values in {total} rows"
+    return ""
+
+
+def _some(words: Sequence[str], most: int = 3) -> str:
+    return ", ".join(words[:most]) + (", ..." if len(words) > most else "")
+
+
+def doubts(name: str, columns: Sequence[Column], dataset: Dataset, missing: Sequence[str] | None) -> Iterator[str]:
+    """Yield what is probably not as the user thinks: one line for each kind of doubt.
+
+    Args:
+        name: of the data.
+        columns: the inputs.
+        dataset: with the targets.
+        missing: see `Missing`; None: words among categories are named.
+    """
+    words = [
+        f"{column.counts[text]} cells {text} of {column.name!r}"
+        for column in columns if missing is None for text in column.counts if text.lower() in WORDS
+    ]  # fmt: skip
+    if words:
+        yield f"{name}: {', '.join(words)} are a category; data.missing=[...] lists words that are missing values"
+    numbers = {column.name: column.cells.dropna().to_numpy() for column in columns if column.is_number}
+    if ids := [each for each, cells in numbers.items() if _numbers_rows(cells)]:
+        said = f"the inputs {', '.join(ids)} are whole numbers that differ in all rows"
+        yield f"{name}: {said}; data.exclude=[{','.join(ids)}] leaves them out"
+    for each, cells in numbers.items():
+        if code := _code(cells):
+            yield f"{name}: {code[1]} cells of {each!r} are {code[0]}, far from the others; data.missing=[{code[0]}]?"
+    if dataset.task == "classification" and (same := [c.name for c in columns if _determines(c, dataset.y)]):
+        yield f"{name}: each value of {', '.join(same)} has a single label; check that it is known before the label"
+
+
+def _numbers_rows(cells: np.ndarray) -> bool:
+    return len(cells) > FEW and bool((cells == np.rint(cells)).all()) and len(np.unique(cells)) == len(cells)
+
+
+def _code(cells: np.ndarray) -> tuple[int, int] | None:
+    """Return a number of `CODES` at an end of a column, farther from the others than their range, and its count."""
+    for end in (cells.min(initial=0), cells.max(initial=0)):
+        others = cells[cells != end]
+        count = len(cells) - len(others)
+        if end in CODES and count > 1 and len(others) and np.abs(others - end).min() > np.ptp(others):
+            return int(end), count
+    return None
+
+
+def _determines(column: Column, y: np.ndarray) -> bool:
+    """Return whether each value has one label, with at least `ROWS_A_VALUE` rows a value."""
+    from pandas import factorize
+
+    codes, values = factorize(column.cells)
+    known = codes >= 0
+    if not 1 < len(values) <= known.sum() / ROWS_A_VALUE:
+        return False
+    labels = y[known].astype(np.int64)
+    return len(np.unique(labels)) > 1 and len(np.unique(codes[known] * (labels.max() + 1) + labels)) == len(values)
