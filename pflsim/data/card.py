@@ -19,7 +19,7 @@ class Card:
         columns: all columns of a table: name, kind, and more by kind.
     """
 
-    lines: tuple[tuple[str, str], ...]
+    lines: tuple[tuple[str, str], ...] = ()
     columns: tuple[Mapping[str, Any], ...] = ()
 
     def __str__(self) -> str:

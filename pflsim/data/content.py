@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 
 import numpy as np
 
@@ -48,6 +49,13 @@ def content_order(dataset: Dataset, start: int = 0, stop: int | None = None) -> 
     stop = len(dataset.y) if stop is None else stop
     digests = row_digests(dataset, slice(start, stop))
     return np.lexsort((digests[:, 1], digests[:, 0])).astype(np.int64) + start
+
+
+def copied_rows(dataset: Dataset, partition: Partition) -> int:
+    """Return how many test rows equal a training or validation row of any client, with the target."""
+    digests = row_digests(replace(dataset, clients=None))[:, 0]
+    used = np.concatenate((*partition.train, *partition.val))
+    return int(np.isin(digests[np.concatenate(partition.test)], digests[used]).sum())
 
 
 def partition_hash(dataset: Dataset, partition: Partition) -> str:

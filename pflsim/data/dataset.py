@@ -58,7 +58,7 @@ class Dataset:
             are none.
         rows: [n] int64, the numbers of the examples in the user's files, from 0 through the training and then the test
             file; None: 0, 1, ..., since no rows were left out.
-        card: what was read; None: there is nothing to say.
+        card: what was read.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Dataset:
     encoder: bytes = b""
     groups: np.ndarray | None = None
     rows: np.ndarray | None = None
-    card: Card | None = None
+    card: Card = Card()
     writers: InitVar[object] = None
 
     def __post_init__(self, writers: object) -> None:
@@ -195,12 +195,13 @@ def _problems(dataset: Dataset) -> Iterator[str]:
 def dataset_warnings(dataset: Dataset) -> tuple[str, ...]:
     """Return what is probably wrong with a valid data set: one line each, for the user."""
     found, y = list(dataset.notes), dataset.y[: dataset.train_size]
-    empty = np.flatnonzero(np.bincount(y, minlength=dataset.num_classes) == 0) if y.ndim == 1 else ()
+    empty = np.flatnonzero(np.bincount(y, minlength=dataset.num_classes) == 0) if y.ndim == 1 else y[:0]
     if len(empty):
-        names = f"{', '.join(map(str, empty[:MAX_NAMED]))}{', ...' if len(empty) > MAX_NAMED else ''}"
         why = f"; labels begin at {dataset.y.min()}, expected 0" if dataset.y.min() > 0 else ""
+        tested = np.isin(dataset.y[dataset.train_size :], empty).sum()
+        why += f"; {tested} test rows have them" * bool(tested)
         lacking = f"{len(empty)} of {dataset.num_classes} classes have no training examples"
-        found.append(f"{dataset.name}: {lacking}: {names}{why}")
+        found.append(f"{dataset.name}: {lacking}: {named_classes(dataset, empty)}{why}")
     if dataset.x.dtype == np.float32 and dataset.mean is None:
         x = dataset.x.ravel()
         with np.errstate(over="ignore"):
@@ -211,6 +212,12 @@ def dataset_warnings(dataset: Dataset) -> tuple[str, ...]:
                 "data.standardize=true, or divide them, for example by 255"
             )
     return tuple(found)
+
+
+def named_classes(dataset: Dataset, classes: np.ndarray) -> str:
+    """Return the first `MAX_NAMED` of some classes as they are called in the data."""
+    named = [str(dataset.values[c] if dataset.values else c) for c in classes[:MAX_NAMED].tolist()]
+    return ", ".join(named) + ", ..." * (len(classes) > MAX_NAMED)
 
 
 def described(array: object) -> str:

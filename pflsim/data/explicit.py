@@ -19,7 +19,7 @@ from pflsim.types import SPLITS, Split
 
 OTHER_KEYS = (
     *("numbering", "hash", "data", "partition", "split"),
-    *("clients", "classes", "examples", "class_counts", "shift", "unshifted_hash", "inputs", "names"),
+    *("clients", "classes", "examples", "class_counts", "shift", "unshifted_hash", "inputs", "names", "values", "task"),
 )
 """Further keys of partition.json."""
 FORM = '{"train": [[...], ...], "test": [[...], ...]}'

@@ -10,7 +10,8 @@ from numpy.random import Generator
 
 from pflsim.config.components import bind, component_name, settings_of, targets_of
 from pflsim.config.settings import Settings
-from pflsim.data.dataset import BINS, Dataset, Loader, check_dataset, described
+from pflsim.data.content import copied_rows
+from pflsim.data.dataset import BINS, Dataset, Loader, check_dataset, described, named_classes
 from pflsim.data.federated import Partition, names_of
 from pflsim.data.shifts import Shift
 from pflsim.data.splits import Assign
@@ -80,6 +81,7 @@ def load_federation(settings: Settings, kept: dict[str, Dataset] | None = None) 
         doing("preparing the clients")
     dataset = as_task(kept[key], settings.task.name)
     check_dataset(dataset, f"data={component_name(settings, 'data')}")
+    _check_classes(dataset)
     given = explicit(dataset, clients) if explicit else Partition((), (), ())
     if given.test:
         for key, parameter in settings_of(targets_of(settings.split, "split")).items():
@@ -92,9 +94,21 @@ def load_federation(settings: Settings, kept: dict[str, Dataset] | None = None) 
             partition = _within_domains(dealt, rule, split_rule, clients, settings.seed)
         else:
             partition = federate(dealt, rule or (lambda *_: list(given.train)), split_rule, clients, settings.seed)
+    copied, tested = copied_rows(dataset, partition), sum(map(len, partition.test))
+    if copied:
+        said = f"{copied:,} of {tested:,} test rows ({copied / tested:.1%}) equal a training or validation row"
+        dataset = replace(dataset, notes=(*dataset.notes, f"{dataset.name}: {said}"))
     dataset = replace(dataset.fit(dataset, partition), fit=None) if dataset.fit else dataset
     shift = shift_rule(dataset, clients, numpy_generator(settings.seed, "shift"))
     return dataset, replace(partition, shift=shift, names=given.names or names_of(dataset, partition))
+
+
+def _check_classes(dataset: Dataset) -> None:
+    """Raise a `SettingsError` if the test part has only classes that the training part lacks."""
+    train, test = np.split(dataset.y, [dataset.train_size])
+    if dataset.task == "classification" and len(test) and not np.isin(test, train).any():
+        test, train = (named_classes(dataset, np.unique(y)) for y in (test, train))
+        raise SettingsError(f"{dataset.name}: the training part has no class of the test part ({test}), but {train}")
 
 
 def _within_domains(dataset: Dataset, rule: PartitionRule, split: SplitRule, clients: int, seed: int) -> Partition:

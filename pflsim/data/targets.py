@@ -72,12 +72,16 @@ def as_task(dataset: Dataset, asked: TaskName | Literal["auto"]) -> Dataset:
 
     Args:
         dataset: the data set.
-        asked: the task; auto: that of the targets.
+        asked: the task; auto: that of the targets, where labels of which every row has exactly one are classes.
 
     Raises:
         SettingsError: the targets are not of this task, or `auto` cannot decide it.
     """
     y, found, values = dataset.y, dataset.task, dataset.values
+    if asked in ("auto", "classification") and y.ndim == 2 and y.shape[1] > 1 and _is_one_hot(y):
+        said = f"{dataset.name}: every row of the targets has exactly one 1, so the columns are classes"
+        told = (f"{said}; task=multilabel makes them labels",) if asked == "auto" else ()
+        return replace(dataset, y=y.argmax(1), notes=(*dataset.notes, *told))
     if asked == "auto" and values and dataset.kind == "tables" and (count := len(np.unique(y))) > MAX_FOUND:
         is_text = isinstance(values[0], str)
         if not is_text or count > len(y) / 2:
@@ -95,3 +99,7 @@ def as_task(dataset: Dataset, asked: TaskName | Literal["auto"]) -> Dataset:
         classes, places = np.unique(y[:, 0], return_inverse=True)
         return replace(dataset, y=places.astype(np.int64), num_classes=len(classes), values=tuple(classes.tolist()))
     raise SettingsError(f"task={asked}: the targets of {dataset.name} are those of {found}; use task={found}")
+
+
+def _is_one_hot(y: np.ndarray) -> bool:
+    return bool(np.isin(y, (0, 1)).all() and (y.sum(axis=1) == 1).all())

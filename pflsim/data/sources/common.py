@@ -14,11 +14,23 @@ from pflsim.data.dataset import Dataset, check_dataset, described
 from pflsim.errors import SettingsError
 
 Standardize = bool | Literal["per_pixel"]
+JUNK = {"@eadir", "#recycle", "$recycle.bin", "__macosx", "thumbs.db", "desktop.ini"}
+"""What systems leave in folders of users, in lower case."""
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether a file or folder of this name is none of the user's."""
+    return name.startswith(".") or name.lower() in JUNK
+
+
+def scale_of(x: np.ndarray) -> float:
+    """Return `Dataset.scale` of uint8 inputs: 255, or 1 if they are only 0 and 1."""
+    return 1.0 if x.dtype == np.uint8 and x.max(initial=0) <= 1 else 255.0
 
 
 def entries(folder: Path) -> list[Path]:
     """Return the entries of a folder sorted by name, without hidden ones."""
-    return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    return sorted(entry for entry in folder.iterdir() if not is_hidden(entry.name))
 
 
 def joined(name: str, parts: Sequence[tuple[np.ndarray, np.ndarray]], num_classes: int | None = None) -> Dataset:
@@ -40,12 +52,13 @@ def joined(name: str, parts: Sequence[tuple[np.ndarray, np.ndarray]], num_classe
             raise SettingsError(f"{name}: x of the {part} is {described(inputs)}, but {described(x)} in training")
         if len(labels) != len(inputs) or labels.dtype.kind not in "iuf":
             raise SettingsError(f"{name}: labels of the {part} are {described(labels)}, expected {len(inputs)} numbers")
+    x = np.concatenate([x for x, _ in parts])
     if y.size > len(y) or y.dtype.kind == "f":
         labels = np.concatenate([labels for _, labels in parts])
-        return Dataset(name, np.concatenate([x for x, _ in parts]), labels, labels.shape[1], len(y))
+        return Dataset(name, x, labels, labels.shape[1], len(y), scale=scale_of(x))
     labels = np.concatenate([labels.reshape(-1).astype(np.int64) for _, labels in parts])
     classes = 1 + int(labels.max(initial=0)) if num_classes is None else num_classes
-    return Dataset(name, np.concatenate([x for x, _ in parts]), labels, classes, len(y))
+    return Dataset(name, x, labels, classes, len(y), scale=scale_of(x))
 
 
 def fixed_split(dataset: Dataset, share: float = 0.8) -> Dataset:

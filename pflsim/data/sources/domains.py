@@ -12,6 +12,8 @@ from pflsim.config.settings import Count
 from pflsim.data.dataset import Dataset
 from pflsim.data.sources.common import finished
 from pflsim.data.sources.image_folder import Side
+from pflsim.data.sources.pictures import some
+from pflsim.data.targets import as_task
 from pflsim.errors import SettingsError
 
 FOLDER = "pflsim.data.sources"
@@ -36,7 +38,8 @@ def load(
 
     Args:
         sources: the data sets, such as [mnist, usps, svhn], files FILE.npz, dotted names, or names with settings:
-            [{emnist: {split: digits}}, {image_folder: {root: photos}}]. They have the same classes.
+            [{emnist: {split: digits}}, {image_folder: {root: photos}}]. Classes of equal names are one class; those
+            without names go by number.
         clients: number of clients, spread evenly over the domains; or a list with the number of each domain.
         root: folder of data sets, for sources that do not set it.
         download: download missing files with torchvision.
@@ -49,7 +52,8 @@ def load(
         called DOMAIN-0, DOMAIN-1, ...
 
     Raises:
-        SettingsError: a source has no images or no classes, or two have one name.
+        SettingsError: a source has no images or no classes, two have one name, or only some have names of classes,
+            and their numbers of classes differ.
     """
     if not sources:
         raise SettingsError("data=domains needs data.sources=[NAME,NAME], for example [mnist,usps,svhn]")
@@ -65,12 +69,36 @@ def load(
     xs = [_images(part, size, 1 if grayscale else 3, floats) for part in parts]
     order = [*((i, slice(p.train_size)) for i, p in enumerate(parts)),
              *((i, slice(p.train_size, None)) for i, p in enumerate(parts))]  # fmt: skip
-    x, y = (np.concatenate([each[i][rows] for i, rows in order]) for each in (xs, [part.y for part in parts]))
+    classes, ys, said = _joined_classes(parts)
+    x, y = (np.concatenate([each[i][rows] for i, rows in order]) for each in (xs, ys))
     ids = np.concatenate([np.full(len(parts[i].y[rows]), i) for i, rows in order]).astype(np.int64)
-    classes, training = max(part.num_classes for part in parts), sum(part.train_size for part in parts)
-    notes = tuple(note for part in parts for note in part.notes)
-    own = {"clients": ids, "client_names": tuple(names), "domains": tuple(counts), "notes": notes}
-    return finished(Dataset("+".join(names), x, y, classes, training, **own), standardize)
+    training = sum(part.train_size for part in parts)
+    own: dict[str, Any] = {"clients": ids, "client_names": tuple(names), "domains": tuple(counts)}
+    own["values"] = tuple(classes) if any(part.values for part in parts) else None
+    alpha = [f"{part.name}: the fourth channel of its images is left out" for part in parts if part.x.shape[1] > 3]
+    own["notes"] = (*(note for part in parts for note in part.notes), *alpha, *said)
+    own["card"] = tuple((f"{what} of {part.name}", text) for part in parts for what, text in part.card)
+    return finished(Dataset("+".join(names), x, y, len(classes), training, **own), standardize)
+
+
+def _joined_classes(parts: list[Dataset]) -> tuple[list[Any], list[np.ndarray], list[str]]:
+    """Return the classes of all sources in sorted order, the numbers of each source's targets, and a warning.
+
+    Classes are equal if their names are. Those of a source with numbers get the names of the others, in sorted order.
+    """
+    own = [part.values or range(part.num_classes) for part in parts]
+    named = [values for values in own if all(isinstance(value, str) for value in values)]
+    if named and len(named) < len(own):
+        if len({*map(len, own)}) > 1 or len({*map(tuple, named)}) > 1:
+            said = ", ".join(f"{part.name} has {len(values)}" for part, values in zip(parts, own, strict=True))
+            raise SettingsError(f"data.sources: classes with and without names need equal numbers of classes: {said}")
+        own = [values if values in named else named[0] for values in own]
+    classes = sorted({value for values in own for value in values})
+    place = {value: number for number, value in enumerate(classes)}
+    ys = [np.array([place[v] for v in values])[part.y] for part, values in zip(parts, own, strict=True)]
+    lacking = [(part.name, some(map(str, {*classes} - {*values}), 10)) for part, values in zip(parts, own, strict=True)]
+    said = ", ".join(f"{name} lacks {names}" for name, names in lacking if names)
+    return classes, ys, [f"the sources have different classes: {said}"] if said else []
 
 
 def _source(source: str | dict[str, Any], given: dict[str, Any]) -> Dataset:
@@ -81,7 +109,7 @@ def _source(source: str | dict[str, Any], given: dict[str, Any]) -> Dataset:
     node = {TARGET: SOURCES.get(name, name)}
     known = settings_of({"": node[TARGET]}, "data")
     node |= {key: value for key, value in given.items() if key in known} | (own or {})
-    dataset = bind(check_component(node, "data"), "data")()
+    dataset = as_task(bind(check_component(node, "data"), "data")(), "auto")
     if dataset.kind != "images" or dataset.task != "classification":
         raise SettingsError(f"data.sources: {name} has {dataset.kind} for {dataset.task}; expected classes of images")
     return dataset

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+import unicodedata
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated
 
@@ -10,75 +15,145 @@ import numpy as np
 from annotated_types import Ge, Le
 
 from pflsim.data.dataset import Dataset
-from pflsim.data.sources.common import entries, finished, fixed_split, joined
+from pflsim.data.sources.common import finished, fixed_split, scale_of
+from pflsim.data.sources.pictures import Files, pictures_in, shown, some
 from pflsim.errors import SettingsError, reading
 from pflsim.progress import counted
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
+PARTS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "test": 2, "testing": 2}
+"""Names of folders of the training, validation and test part, in lower case."""
+EXPECTED = "folders CLASS with pictures (.png, .jpg, ...), or folders train and test with them"
 Side = Annotated[int, Ge(1), Le(4096)]
 """Side length in pixels."""
+Pictures = dict[str, list[Path]]
+"""The pictures of each class."""
 
 
-def load(*, root: str | None = None, size: Side = 32, grayscale: bool = False, standardize: bool = False) -> Dataset:
+def load(
+    *,
+    root: str | None = None,
+    size: Side = 32,
+    grayscale: bool = False,
+    background: str = "white",
+    standardize: bool = False,
+) -> Dataset:
     """Load images from `root`/train/CLASS/* and `root`/test/CLASS/*, or from `root`/CLASS/*.
 
-    Without train and test folders, a fixed 80% of each class, chosen by content, is the training part.
+    The folders of parts are called train or training, val, valid or validation, and test or testing, in any case. A
+    validation part belongs to the training part; without a test part, it is the test part. With neither, a fixed 80% of
+    each class, chosen by content, is the training part.
 
     Args:
-        root: the folder. Classes are sorted by name; hidden files and files without an image suffix are skipped.
+        root: the folder. Classes are sorted by name. Pictures are what Pillow opens, in the folder of a class or below
+            it; hidden files and folders and other files are skipped.
         size: side length in pixels to which images are resized (bilinear).
         grayscale: one channel instead of three.
+        background: colour behind transparent pixels: a name or #rrggbb.
         standardize: standardise each channel with statistics of the training part.
 
     Returns:
-        x [n, 3 or 1, size, size] uint8; with 16-bit images float32 from 0 to 1, where 1 is white. Transparency is
-        dropped; of an animation or a file of several pages, the first is used. The name is the folder's.
+        x [n, 3 or 1, size, size] uint8; with 16-bit images float32 from 0 to 1, where 1 is white. Images are turned by
+        their EXIF tag; of an animation or a file of several pages, the first is used. The name is the folder's, and
+        `values` are the names of the classes.
 
     Raises:
         SettingsError: the folder does not exist, an image cannot be read or has values of more than 16 bits, a class
-            has no training images, or only the test part has it.
+            folder has no training images, or a part has no class of the training part.
     """
     if not root:
         raise SettingsError("data=image_folder needs data.root=DIR with train/CLASS/* and test/CLASS/*, or CLASS/*")
-    from torchvision.datasets.folder import make_dataset
+    from PIL import ImageColor
 
-    parts = [Path(root, "train"), Path(root, "test")]
-    if not all(map(Path.is_dir, parts)):
-        parts = [Path(root)]
-    with reading(f"data.root={root}", f"folders CLASS with images of each class: {', '.join(SUFFIXES)}"):
-        names = [[entry.name for entry in entries(part) if entry.is_dir()] for part in parts]
-        classes = {name: label for label, name in enumerate(names[0])}
-        if extra := sorted({*names[-1]} - {*classes}):
-            raise SettingsError(f"{parts[1]} has classes that {parts[0]} lacks: {', '.join(extra)}")
-        files = [make_dataset(part, classes, is_valid_file=_is_image, allow_empty=part != parts[0]) for part in parts]
+    with reading(f"data.background={background}", "the name of a colour, or #rrggbb"):
+        colour = ImageColor.getrgb(background)[:3]
+    with reading(f"data.root={root}", EXPECTED):
+        files = pictures_in(Path(root))
+    folders, left_out = _folders(root, files)
+    parts = [_by_class(folder, files) for folder in folders]
+    loose = sum(len(part.pop("", ())) for part in parts)
+    _check(root, folders, parts, files)
+    names = sorted({name for part in parts for name in part})
+    ordered = [[(path, c) for c, name in enumerate(names) for path in part.get(name, ())] for part in parts]
+    ends = [*accumulate(map(len, ordered))]
+    x, card = _read(Path(root), [path for part in ordered for path, _ in part], size, grayscale, colour)
+    y = np.array([c for part in ordered for _, c in part], dtype=np.int64)
     name = Path(os.path.abspath(root)).name
-    x, y = _read([image for part in files for image in part], size, grayscale)
-    ends = [len(files[0])]
-    dataset = joined(name, list(zip(np.split(x, ends), np.split(y, ends), strict=True))[: len(parts)], len(classes))
-    return finished(dataset if len(parts) == 2 else fixed_split(dataset), standardize)
+    notes = (f"{name}: {loose} pictures outside of class folders are left out",) if loose else ()
+    notes += (f"{name}: folders beside {', '.join(map(str, folders))} are left out: {left_out}",) if left_out else ()
+    card += (("skipped", files.skipped),) if files.skipped else ()
+    dataset = Dataset(name, x, y, len(names), ends[max(len(ends) - 2, 0)], scale=scale_of(x))
+    dataset = replace(dataset, values=tuple(names), notes=notes, card=card)
+    return finished(dataset if len(parts) > 1 else fixed_split(dataset), standardize)
 
 
-def _is_image(path: str) -> bool:
-    return Path(path).suffix.lower() in SUFFIXES and not Path(path).name.startswith(".")
+def _folders(root: str, files: Files) -> tuple[list[Path], str]:
+    """Return the folders of the parts, training first, or the only one; and names of others that are left out."""
+    top = [folder for folder in files.folders if len(folder.parts) == 1]
+    found = sorted((PARTS[key], folder) for folder in top if (key := folder.name.lower()) in PARTS)
+    numbers, others = [number for number, _ in found], {*top} - {folder for _, folder in found}
+    if not found or (others and (0 not in numbers or len(numbers) == 1)):  # a class may be called train
+        return [Path()], ""
+    if 0 not in numbers or len({*numbers}) < len(numbers):
+        said = ", ".join(folder.name for _, folder in found)
+        raise SettingsError(f"data.root={root} has the folders {said}; expected one of each: train, val and test")
+    folders = [folder for number, folder in found if not number or any(_by_class(folder, files).values())]
+    return folders, some(folder.name for folder in others)
 
 
-def _read(files: list[tuple[str, int]], size: int, grayscale: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Read images [n, channels, size, size] uint8, or float32 if one has 16 bits, and labels [n] int64."""
+def _by_class(folder: Path, files: Files) -> Pictures:
+    """Return the pictures of each class of a part, in sorted order; "" has those outside of class folders."""
+    found: Pictures = {}
+    own = [path for path in files.pictures if path.is_relative_to(folder)]
+    for path in sorted(own, key=lambda path: (str(path.parent), path.name)):
+        above = path.relative_to(folder).parts[:-1]
+        found.setdefault(unicodedata.normalize("NFC", above[0]) if above else "", []).append(path)
+    return found
+
+
+def _check(root: str, folders: Sequence[Path], parts: Sequence[Mapping[str, object]], files: Files) -> None:
+    """Raise a `SettingsError` if a part has no classes, or none of the training part's."""
+    (first, *_), known = folders, parts[0]
+    classes = [folder for folder in files.folders if folder.parent == first]
+    lacking = [folder.name for folder in classes if unicodedata.normalize("NFC", folder.name) not in known]
+    if lacking or not known:
+        found = f"no pictures in {some(lacking)}" if lacking else "no folder of a class"
+        raise SettingsError(f"data.root={root}: {found}; expected {EXPECTED}")
+    below = [folder for folder in files.folders if folder.parent in classes]
+    if len(known) == 1 and len(below) > 1:
+        raise SettingsError(
+            f"data.root={root} has one class, {classes[0]}, with the folders {some(folder.name for folder in below)}; "
+            f"if these are the classes, set data.root={Path(root, classes[0])}"
+        )
+    for folder, part in zip(folders, parts, strict=True):
+        if not {*part} & {*known}:
+            raise SettingsError(
+                f"data.root={root}: {folder} has no folder of a class of {first} (found: {some(part) or 'none'}); move "
+                f"its pictures to {folder}/CLASS, or set data.root={Path(root, first)}, of which 20% are for testing"
+            )
+
+
+def _read(
+    root: Path, files: Sequence[Path], size: int, grayscale: bool, background: tuple[int, ...]
+) -> tuple[np.ndarray, tuple[tuple[str, str], ...]]:
+    """Read images [n, channels, size, size] uint8, or float32 if one has 16 bits; and describe them for the card."""
     from PIL import Image
 
-    channels = 1 if grayscale else 3
-    x = np.empty((len(files), size, size, channels), dtype=np.uint8)
-    for row, (path, _) in enumerate(counted("reading pictures", files)):
-        with reading(path, "an image; repair it or take it out"), Image.open(path) as image:
-            deep = image.mode[0] in "IF"  # values that `convert` clips at 255
-            if deep:
-                values = np.asarray(image)
-                if image.mode == "F" or values.min() < 0 or values.max() >= 2**16:
-                    raise ValueError("its values are not integers from 0 to 65535; save it with such values")
-                image = Image.fromarray((values / np.float32(2**16 - 1)).astype(np.float32))
-                x = x.astype(np.float32) / 255 if x.dtype == np.uint8 else x
-            else:
-                image = image.convert("L" if grayscale else "RGB")
-            pixels = np.asarray(image.resize((size, size), Image.Resampling.BILINEAR)).reshape(size, size, -1)
+    sizes, modes = Counter[str](), Counter[str]()
+    x = np.empty((len(files), size, size, 1 if grayscale else 3), dtype=np.uint8)
+    for row, path in enumerate(counted("reading pictures", files)):
+        with reading(root / path, "an image; repair it or take it out"), Image.open(root / path) as image:
+            picture = shown(image, background, grayscale)
+            modes[image.mode] += 1
+            sizes[f"of {picture.width}x{picture.height}"] += 1
+            deep = picture.mode == "F"
+            if deep and x.dtype == np.uint8:
+                x = x.astype(np.float32) / 255
+            pixels = np.asarray(picture.resize((size, size), Image.Resampling.BILINEAR)).reshape(size, size, -1)
             x[row] = pixels if deep or x.dtype == np.uint8 else pixels / np.float32(255)
-    return x.transpose(0, 3, 1, 2), np.array([label for _, label in files], dtype=np.int64)
+    return x.transpose(0, 3, 1, 2), (("pictures", f"{_counts(sizes)}; {_counts(modes)}"),)
+
+
+def _counts(found: Counter[str], most: int = 3) -> str:
+    """Return the most frequent values with their numbers, and the number of the other values."""
+    named = [f"{count:,} {value}" for value, count in found.most_common(most)]
+    return ", ".join(named) + f", and {len(found) - most} others" * (len(found) > most)

@@ -35,10 +35,10 @@ def load(
     `split.validation` draws.
 
     Args:
-        path: the file. x: uint8 (divided by 255) or floating point (used as it is, as float32), shaped [n, H, W],
-            [n, H, W, C], [n, C, H, W] or [n, features]; or other integers from 0: token sequences [n, length], in
-            which 0 is padding. y: classes from 0, [n] or [n, 1]; values, floating
-            point [n] or [n, T]; or labels [n, L], 0 or 1.
+        path: the file. x: uint8 (divided by 255, unless all values are 0 or 1) or floating point (used as it is, as
+            float32), shaped [n, H, W], [n, H, W, C], [n, C, H, W] or [n, features]; or other integers from 0: token
+            sequences [n, length], in which 0 is padding. y: classes from 0, [n] or [n, 1]; values, floating point [n]
+            or [n, T]; or labels [n, L], 0 or 1, which are classes if every row has one 1.
         layout: layout of 4-D arrays: "hwc", "chw" or "auto", which detects the axis of channels by its length 1, 3 or
             4.
         num_classes: C; None: largest class + 1.

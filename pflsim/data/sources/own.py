@@ -12,6 +12,7 @@ from pflsim.config.names import shortened
 from pflsim.data.dataset import MASKED, Dataset
 from pflsim.data.sources.common import finished, joined
 from pflsim.data.sources.npz import ImageLayout, inputs
+from pflsim.data.sources.pictures import shown
 from pflsim.data.targets import found_targets, labelled
 from pflsim.errors import SettingsError, reading
 
@@ -31,7 +32,8 @@ def as_dataset(
 
             - a pair (x, y) of arrays, tensors or frames: x as in `pflsim.data.sources.npz.load`, y [n] or [n, T];
             - a map-style torch `Dataset`, or a list, of items (x, y), where x is a tensor [C, H, W] or [F], an array
-              or a PIL image; each item is read once, so random transforms are applied once;
+              or a PIL image, used as a viewer shows it, on white; each item is read once, so random transforms are
+              applied once;
             - a pandas frame with the column `label`; the other columns are the features, as float32;
             - a Hugging Face data set with the column `label` and a column `image`, or one other column.
 
@@ -106,7 +108,10 @@ def _array(where: str, value: Any) -> np.ndarray:
         value = value.float() if value.is_floating_point() else value
     if any(map(np.ma.is_masked, parts if isinstance(parts, list) else [parts])):
         raise SettingsError(f"{where}: {MASKED}")
-    return np.asarray(value.convert("RGB") if getattr(value, "mode", "") in ("P", "PA") else value)
+    if hasattr(value, "getbands") and value.mode != "F":
+        with reading(where, "pictures of 8 or 16 bits"):
+            value = shown(value)
+    return np.asarray(value)
 
 
 def _frame(where: str, frame: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -134,4 +139,6 @@ def _stacked(where: str, items: Iterable[Any], layout: ImageLayout) -> tuple[np.
                 layout = "chw" if hasattr(x, "detach") else "hwc" if hasattr(x, "getbands") else "auto"
             xs.append(_array(where, x))
             ys.append(_array(where, y).tolist())
+        if len(kinds := {x.dtype.name for x in xs}) > 1 and "uint8" in kinds:  # from 0 to 255, beside other ranges
+            raise TypeError(f"inputs are {' and '.join(sorted(kinds))}")
         return np.stack(xs), np.asarray(ys), layout

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pflsim.config.settings import Count
-from pflsim.data.dataset import Dataset
+from pflsim.data.dataset import MAX_TOKENS, Dataset
 from pflsim.data.federated import Partition
 from pflsim.data.sources.frames import Source, check_columns, defaults_of, dumped, read_rows
 from pflsim.errors import reading
@@ -21,6 +21,8 @@ from pflsim.errors import reading
 UNKNOWN = 1
 """Token of what is not in the vocabulary; 0 is padding."""
 FIELDS = ("input_ids", "attention_mask")
+COVERED, LONGEST = 0.95, 512
+"""The share of texts that the default length covers, and its limit for models without one, in tokens."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,12 @@ class TextEncoder:
         kept = sorted(counts, key=lambda token: (-counts[token], token))[: max(size - 2, 0)]
         return replace(self, numbers={token: number for number, token in enumerate(kept, UNKNOWN + 1)})
 
+    def lengths(self, texts: Sequence[str]) -> np.ndarray:
+        """Return the number of tokens of each text, [n] int64."""
+        if self.tokenizer is None:
+            return np.array([len(self.split(text)) for text in texts])
+        return np.array([len(ids) for ids in self.tokenizer([*texts], verbose=False)["input_ids"]])
+
     @property
     def size(self) -> int:
         """Return the number of different tokens."""
@@ -87,7 +95,7 @@ def load(
     client: str | None = None,
     group: str | None = None,
     tokens: str = "words",
-    length: Count = 128,
+    length: Count | None = None,
     vocabulary: Count = 10_000,
     mask: bool | None = None,
     missing: list[str | int | float] | None = None,
@@ -105,7 +113,8 @@ def load(
         client: column of the clients, whose values are their names.
         group: column of groups, as in `data=table`.
         tokens: words, characters, or the folder of a tokenizer of transformers (AutoTokenizer).
-        length: of a sequence, in tokens; longer texts are cut, shorter ones padded.
+        length: of a sequence, in tokens; longer texts are cut, shorter ones padded. None: 95% of the texts in `path`
+            are not cut, up to the tokenizer's limit, or 512.
         vocabulary: at most so many different tokens, the most frequent ones; with padding 0 and 1 for all others.
         mask: inputs are `input_ids` and `attention_mask`, for models of transformers; None: with a tokenizer.
         missing: words that are missing values in the columns of labels, clients and groups, as in `data=table`.
@@ -128,7 +137,16 @@ def load(
                 raise NotADirectoryError(tokens)
             tokenizer = AutoTokenizer.from_pretrained(tokens, local_files_only=True)
     masked = tokenizer is not None if mask is None else mask
-    encoder = TextEncoder(text, length, masked, tokens == "characters", {}, tokenizer)
+    encoder = TextEncoder(text, length or 1, masked, tokens == "characters", {}, tokenizer)
+    sizes = encoder.lengths([str(each) for each in rows.frame[text].fillna("")])
+    if length is None:
+        covering = int(np.quantile(sizes[: rows.targets.train_size], COVERED, method="higher"))
+        limit = getattr(tokenizer, "model_max_length", LONGEST)
+        length = max(1, min(covering, LONGEST if limit > MAX_TOKENS else limit))
+        encoder = replace(encoder, length=length)
+    cut = int((sizes > length).sum())
+    told = f"{cut:,} of {len(sizes):,} texts are longer than data.length={length} tokens and cut; the longest has"
+    notes = (*rows.targets.notes, f"{rows.targets.name}: {told} {sizes.max():,}") if cut else rows.targets.notes
 
     def fitted(dataset: Dataset, partition: Partition) -> Dataset:
         whole = np.unique(np.concatenate(partition.train))
@@ -137,7 +155,7 @@ def load(
         return replace(dataset, x=every(rows.frame), vocabulary=every.size, fields=fields, encoder=dumped(every))
 
     content: Any = rows.frame[[text]].astype(str)
-    return rows.dataset(content, np.int64, fit=fitted)
+    return replace(rows.dataset(content, np.int64, fit=fitted), notes=notes)
 
 
 def defaults(load: partial[Dataset]) -> dict[str, Any]:
