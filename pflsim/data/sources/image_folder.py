@@ -78,11 +78,14 @@ def load(
     x, card = _read(Path(root), [path for part in ordered for path, _ in part], size, grayscale, colour)
     y = np.array([c for part in ordered for _, c in part], dtype=np.int64)
     name = Path(os.path.abspath(root)).name
-    notes = (f"{name}: {loose} pictures outside of class folders are left out",) if loose else ()
-    notes += (f"{name}: folders beside {', '.join(map(str, folders))} are left out: {left_out}",) if left_out else ()
+    called = [folder.name for folder in folders]
+    notes = [f"{name}: {loose} pictures outside of class folders are left out"] if loose else []
+    if len(called) > 1 and (left_out or called != ["train", "test"]):
+        parts_read = f"{name}: {' and '.join(called[:-1])} is the training part, {called[-1]} the test part"
+        notes.append(parts_read + f"; other folders are left out: {left_out}" * bool(left_out))
     card += (("skipped", files.skipped),) if files.skipped else ()
     dataset = Dataset(name, x, y, len(names), ends[max(len(ends) - 2, 0)], scale=scale_of(x))
-    dataset = replace(dataset, values=tuple(names), notes=notes, card=card)
+    dataset = replace(dataset, values=tuple(names), notes=tuple(notes), card=card)
     return finished(dataset if len(parts) > 1 else fixed_split(dataset), standardize)
 
 

@@ -138,9 +138,10 @@ def load(
             tokenizer = AutoTokenizer.from_pretrained(tokens, local_files_only=True)
     masked = tokenizer is not None if mask is None else mask
     encoder = TextEncoder(text, length or 1, masked, tokens == "characters", {}, tokenizer)
-    sizes = encoder.lengths([str(each) for each in rows.frame[text].fillna("")])
+    texts = [str(each) for each in rows.frame[text].fillna("")]
+    sizes = encoder.lengths(texts)
     if length is None:
-        covering = int(np.quantile(sizes[: rows.targets.train_size], COVERED, method="higher"))
+        covering = int(np.quantile(sizes[: rows.targets.train_size], COVERED, method="inverted_cdf"))
         limit = getattr(tokenizer, "model_max_length", LONGEST)
         length = max(1, min(covering, LONGEST if limit > MAX_TOKENS else limit))
         encoder = replace(encoder, length=length)
@@ -150,7 +151,7 @@ def load(
 
     def fitted(dataset: Dataset, partition: Partition) -> Dataset:
         whole = np.unique(np.concatenate(partition.train))
-        every = encoder.fit([str(each) for each in rows.frame[text].fillna("").iloc[whole]], vocabulary)
+        every = encoder.fit([texts[row] for row in whole], vocabulary)
         fields = FIELDS if masked else ()
         return replace(dataset, x=every(rows.frame), vocabulary=every.size, fields=fields, encoder=dumped(every))
 

@@ -3,16 +3,19 @@
 import csv
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from support import settings_of
+from PIL import Image
+from support import refusing, settings_of
 
 import pflsim
 from pflsim.cli import main
 from pflsim.data.dataset import Dataset
 from pflsim.data.federate import load_federation
 from pflsim.data.federated import Partition
+from pflsim.data.sources import domains
 
 GREY = ("data.sources=[dark.npz,bright.npz,digits]", "data.size=8", "data.grayscale=true")
 
@@ -74,6 +77,62 @@ def test_a_run_shows_the_mean_of_each_domain(capsys: pytest.CaptureFixture[str])
     assert means == pytest.approx({"dark": (found["dark-0"] + found["dark-1"]) / 2, "bright": found["bright-0"],
                                    "digits": found["digits-0"]})  # fmt: skip
     assert f"digits {found['digits-0']:.4f}" in printed and run.summary["data"] == "dark+bright+digits"
+
+
+def source(folder: str, values: list[int], names: str | None) -> dict[str, Any] | str:
+    """Images of one grey level for each class: a folder with its classes by name, or an archive of numbers."""
+    images = [np.full((4, 4), 10 * value, np.uint8) for value in values]
+    if names is None:
+        y = np.arange(len(values))
+        np.savez(f"{folder}.npz", x_train=images, y_train=y, x_test=images, y_test=y)
+        return f"{folder}.npz"
+    for name, image in zip(names.split(), images, strict=True):
+        for part in ("train", "test"):
+            Path(folder, part, name).mkdir(parents=True)
+            Image.fromarray(image).save(f"{folder}/{part}/{name}/1.png")
+    return {"image_folder": {"root": folder}}
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "levels", "lacking"),
+    [
+        (("cat dog eel", [1, 2, 3]), ("cat eel", [1, 3]), ["cat", "dog", "eel"], ["two lacks dog"]),
+        (("cat eel", [1, 3]), ("dog eel", [2, 3]), ["cat", "dog", "eel"], ["one lacks dog", "two lacks cat"]),
+        (("b", [2]), ("a", [1]), ["a", "b"], ["one lacks a", "two lacks b"]),
+        (("cat dog", [1, 2]), ("cat dog", [1, 2]), ["cat", "dog"], []),
+        (("10 9", [1, 2]), ("10 9", [1, 2]), ["10", "9"], []),
+        (("cafe\u0301 tea", [1, 2]), ("caf\u00e9 tea", [1, 2]), ["caf\u00e9", "tea"], []),
+        ((None, [1, 2]), (None, [1, 2, 3]), None, ["one lacks 2"]),
+        ((None, [1, 2]), ("cat dog", [1, 2]), ["cat", "dog"], []),
+    ],
+    ids=str,
+)
+def test_classes_of_folders_are_joined_by_name(
+    one: Any, two: Any, levels: list[str] | None, lacking: list[str]
+) -> None:
+    """In every source, the grey level is ten times the number of the class, from 1."""
+    sources = [source(name, level, names) for name, (names, level) in (("one", one), ("two", two))]
+    data = domains.load(sources=sources, clients=2, size=4)  # type: ignore[arg-type]
+    assert data.x[:, 0, 0, 0].tolist() == (10 * data.y + 10).tolist() and data.values == (levels and tuple(levels))
+    assert [name for name in lacking if name in " ".join(data.notes)] == lacking and len(data.notes) == bool(lacking)
+
+
+@pytest.mark.parametrize("names", [["a b", None], ["a b", "a c", None]])
+def test_names_and_numbers_that_do_not_fit_are_refused(names: list[str | None]) -> None:
+    """Numbers are those of the only list of names, if there are equally many."""
+    levels = [[1, 2], [1, 2]] if len(names) == 3 else [[1, 2]]
+    sources = [source(f"s{i}", level, name) for i, (name, level) in enumerate(zip(names, levels, strict=False))]
+    last = source("last", [1, 2, 3] if len(names) == 2 else [1, 2], None)
+    with refusing("data.sources", "last"):
+        domains.load(sources=[*sources, last])  # type: ignore[list-item]
+
+
+def test_one_hot_targets_and_a_fourth_channel() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 255, (12, 5, 5, 4)).astype(np.uint8), np.eye(3, dtype=np.uint8)[np.arange(12) % 3]
+    np.savez("hot.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    data = domains.load(sources=["hot.npz"], clients=1, size=4)
+    assert data.y[:4].tolist() == [0, 1, 2, 0] and any("channel" in note for note in data.notes)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,15 @@ import pandas
 import pytest
 import torch
 from PIL import Image
-from support import refusing
+from support import refusing, settings_of
 from torch.utils.data import TensorDataset
 
 from pflsim import cli
+from pflsim.config.components import keep_object
+from pflsim.data.content import copied_rows
 from pflsim.data.dataset import Dataset, check_dataset, dataset_warnings
+from pflsim.data.federate import load_federation
+from pflsim.data.federated import Partition
 from pflsim.data.sources.own import as_dataset
 from pflsim.data.sources.scikit_learn import digits
 
@@ -153,6 +158,75 @@ def test_warnings_about_data() -> None:
         assert "0, 3" in text and empty in text and ("begin" in text) == ("begin" in empty)
     (huge,) = dataset_warnings(as_dataset((X * np.float32(1e30), Y)))
     assert "data.standardize" in huge
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "values", "named"),
+    [
+        ([0, 1], [1, 2, 2], ("ant", "bee", "cat"), ["1 of 3", "cat", "2 test rows"]),
+        ([0, 1], [0, 1], ("ant", "bee", "cat"), ["1 of 3", "cat"]),
+        ([1, 1], [0, 1], (-1, 1), ["1 of 2", "-1", "1 test rows"]),
+        ([0, 0], [0, 2], None, ["2 of 3", "1, 2", "1 test rows"]),
+        ([0, 1], [2, 2], ("ant", "bee", "cat"), None),
+        ([1, 1], [0, 0], (False, True), None),
+    ],
+)
+def test_classes_of_the_test_part_only_are_named_or_refused(
+    train: list[int], test: list[int], values: tuple[Any, ...] | None, named: list[str] | None
+) -> None:
+    x = np.arange(5, dtype=np.float32)[:, None]
+    y, classes = np.array(train + test), len(values) if values else 3
+    data = Dataset("zoo", x[: len(y)], y, classes, len(train), values=values)
+
+    def load() -> Dataset:
+        return data
+
+    keep_object("zoo", load)
+    settings = settings_of("data=digits", "method=fedavg", "clients=1", "partition=iid")
+    settings = replace(settings, data={"_target_": "__main__.zoo"})
+    if named is None:
+        with refusing("zoo", str(values[test[0]] if values else test[0])):
+            load_federation(settings)
+    else:
+        load_federation(settings)
+        assert all(name in dataset_warnings(data)[0] for name in named)
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "labels", "copied"),
+    [
+        ([1, 2, 3], [4, 5], None, 0),
+        ([1, 2, 3], [3, 3, 5], None, 2),
+        ([1, 1, 2], [4, 4], None, 0),
+        ([1, 2], [1, 2], None, 2),
+        ([1, 2], [1, 2], [0, 0, 1, 0], 1),
+        ([1, 2], [1, 2], [0.5, 0.0, 0.5, 0.1], 1),
+    ],
+)
+@pytest.mark.parametrize("kind", ["pictures", "table"])
+def test_equal_rows_in_training_and_test_are_counted(
+    tmp_path: Path, train: list[int], test: list[int], labels: list[float] | None, copied: int, kind: str
+) -> None:
+    """Rows are equal with their targets, whichever client has them; those of one part do not count."""
+    values = np.array(train + test)
+    y = np.zeros(len(values), np.int64) if labels is None else np.array(labels)
+    y = y.astype(np.float32)[:, None] if labels and 0.5 in labels else y.astype(np.int64)
+    x = values[:, None, None, None].astype(np.uint8) if kind == "pictures" else values[:, None].astype(np.float32)
+    clients = np.arange(len(values)) % 2
+    classes = 2 if y.ndim == 1 else 1
+    data, rows = Dataset("d", x, y, classes, len(train), clients=clients), np.arange(len(values))
+
+    def load() -> Dataset:
+        return data
+
+    keep_object("copies", load)
+    first, last = rows[: len(train)], rows[len(train) :]
+    assert copied_rows(data, Partition((first,), (rows[:0],), (last,))) == copied
+    (tmp_path / "rows.json").write_text(json.dumps({"train": [[*range(len(train))]], "test": [[*range(len(test))]]}))
+    words = ("clients=1", "partition=explicit", f"partition.path={tmp_path}/rows.json")
+    settings = settings_of("data=digits", "method=fedavg", *words)
+    found, _ = load_federation(replace(settings, data={"_target_": "__main__.copies"}))
+    assert len(found.notes) == bool(copied) and (f"{copied} of {len(test)}" in " ".join(found.notes)) == bool(copied)
 
 
 def test_a_run_is_called_after_its_file_and_warns_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """Users' own files: npz archives, image folders, LEAF's FEMNIST."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +10,9 @@ from PIL import Image
 from support import refusing
 
 from pflsim.data.federated import Examples
-from pflsim.data.sources import femnist, image_folder, npz
+from pflsim.data.sources import domains, femnist, image_folder, npz
+from pflsim.data.sources.own import as_dataset
+from pflsim.data.sources.pictures import shown
 from pflsim.errors import SettingsError
 
 PARTS = (("train", 6), ("test", 4))
@@ -156,8 +159,10 @@ def test_image_folder_of_one_level_gets_a_fixed_split_that_file_names_do_not_cha
     [
         (Image.new("1", (4, 4), 1), 255),
         (Image.new("L", (4, 4), 51), 51),
-        (Image.new("LA", (4, 4), (51, 0)), 51),
-        (Image.new("RGBA", (4, 4), (51, 0, 0, 9)), 51),
+        (Image.new("LA", (4, 4), (51, 255)), 51),
+        (Image.new("LA", (4, 4), (51, 0)), 255),
+        (Image.new("RGBA", (4, 4), (51, 0, 0, 255)), 51),
+        (Image.new("RGBA", (4, 4), (51, 0, 0, 0)), 255),
         (Image.new("RGB", (4, 4), (51, 0, 0)).convert("P", palette=Image.Palette.ADAPTIVE), 51),
         (Image.new("CMYK", (4, 4), (204, 0, 0, 0)), 51),
         (Image.fromarray(np.full((4, 4), 13107, np.uint16)), 0.2),
@@ -206,7 +211,177 @@ def test_image_folder_errors(tmp_path):
     refuses("x.png cannot be read", root=root)
     paint(tmp_path / "e" / "train" / "cat" / "1.png", (1, 2, 3))
     paint(tmp_path / "e" / "test" / "dog" / "1.png", (1, 2, 3))
-    refuses("has classes that .*train lacks: dog", root=str(tmp_path / "e"))
+    refuses("dog.*data.root=.*train", root=str(tmp_path / "e"))
+    paint(tmp_path / "f" / "a" / "1.png", (1, 2, 3))
+    refuses("data.background=bluish", root=str(tmp_path / "f"), background="bluish")
+
+
+@pytest.mark.parametrize(
+    ("folders", "classes", "sizes", "named"),
+    [
+        ("train/a train/b val/a val/b", "ab", (2, 4), "val"),
+        ("Training/a Training/b Testing/b", "ab", (2, 3), "Testing"),
+        ("TRAIN/a TRAIN/b Valid/a test/b", "ab", (3, 4), "Valid"),
+        ("train/a train/b validation/a test/c test/a", "abc", (3, 5), "validation"),
+        ("train/a/images train/b/images test/a/images/x", "ab", (2, 3), ""),
+        ("train/a train/b test/a drafts/a", "ab", (2, 3), "drafts"),
+        ("train/a train/a/x train/b", "ab", (2, 3), ""),
+        ("train/a train/b val/a test", "ab", (2, 3), "val"),
+        ("train bus car", ["bus", "car", "train"], (3, 3), ""),
+        (".git/a a __MACOSX/a b", "ab", (2, 2), ""),
+    ],
+)
+def test_layouts_of_image_folders(tmp_path, folders, classes, sizes, named):
+    """A folder of one level has the pictures of each class once in training, if it has one only."""
+    for number, folder in enumerate(folders.split()):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        if folder != "test":
+            paint(tmp_path / folder / "1.png", (number, 0, 0))
+    data = image_folder.load(root=str(tmp_path), size=4)
+    assert data.values == (*classes,) and (data.train_size, len(data.y)) == sizes
+    assert named in " ".join(data.notes) and bool(data.notes) == bool(named)
+
+
+@pytest.mark.parametrize(
+    ("folders", "says"),
+    [
+        ("train/a train/b val/images", "val has no folder of a class"),
+        ("train/a train/b test", "test has no folder of a class"),
+        ("train/a Train/b test/a", "Train"),
+        ("train/a val/a validation/a", "validation"),
+        ("test/a val/a", "test, val|val, test"),
+        ("photos/a photos/b", "data.root=.*photos$"),
+        ("photos/train/a photos/test/a", "data.root=.*photos$"),
+        (".", "no folder of a class"),
+    ],
+)
+def test_layouts_that_cannot_be_labelled_are_refused(tmp_path, folders, says):
+    for folder in folders.split():
+        paint(tmp_path / folder / "1.png", (1, 2, 3))
+    with pytest.raises(SettingsError, match=says):
+        image_folder.load(root=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "examples"),
+    [
+        ("a/.ipynb_checkpoints/1-checkpoint.png", "picture", 4),
+        ("a/@eaDir/1.png/THUMB.jpg", "picture", 4),
+        ("a/._1.png", "text", 4),
+        ("a/Thumbs.db", "text", 4),
+        ("a/README.md", "text", 4),
+        ("a/more/labels.xml", "text", 4),
+        ("a/paper.pdf", "text", 4),
+        ("a/2.jfif", "picture", 5),
+        ("a/2.PNG", "picture", 5),
+        ("a/2.Tga", "picture", 5),
+        ("a/scan", "picture", 5),
+        ("a/2.gif.bak", "picture", 5),
+        ("a/2.jpg", "text", None),
+        ("a/2.PPM", "text", None),
+        ("a/IMG_1.HEIC", "text", None),
+    ],
+)
+def test_files_that_are_pictures(tmp_path, name, content, examples):
+    for c in "ab":
+        for i in range(2):
+            paint(tmp_path / c / f"{i}.png", (i, 0, 0))
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    if content == "picture":
+        form = {".jfif": "jpeg", ".Tga": "tga"}.get((tmp_path / name).suffix, "png")
+        Image.new("RGB", (8, 6), (9, 9, 9)).save(tmp_path / name, format=form)
+    else:
+        (tmp_path / name).write_text("none")
+    if examples is None:
+        with refusing(name):
+            image_folder.load(root=str(tmp_path))
+        return
+    data = image_folder.load(root=str(tmp_path), size=4)
+    card = dict(data.card)
+    assert len(data.y) == examples and not data.notes
+    assert card["pictures"].startswith(f"{examples} of 8x6") and ("skipped" in card) == (examples == 4)
+    assert examples == 5 or any(part in card["skipped"] for part in Path(name).parts)
+
+
+@pytest.mark.parametrize("ending", ["png", "jpg", "tif", "webp"])
+@pytest.mark.parametrize(("orientation", "corner"), [(1, (0, 0)), (3, (5, 7)), (6, (0, 5)), (8, (7, 0)), (2, (0, 7))])
+def test_pictures_are_turned_by_their_tag(tmp_path, ending, orientation, corner):
+    """The bright corner is at the upper left of what is stored, in 6 rows and 8 columns."""
+    image = Image.new("L", (8, 6))
+    image.putpixel((0, 0), 255)
+    image = image.convert("RGB")
+    paint(tmp_path / "a" / "1.png", (0, 0, 0))
+    options = {"quality": 100, "subsampling": 0} if ending == "jpg" else {"lossless": True} if ending == "webp" else {}
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image.save(tmp_path / "a" / f"2.{ending}", exif=exif, **options)
+    picture = shown(Image.open(tmp_path / "a" / f"2.{ending}"))
+    found = np.asarray(picture.convert("L"))
+    assert found.shape == ((8, 6) if orientation > 4 else (6, 8))
+    assert np.unravel_index(found.argmax(), found.shape) == corner
+    x = as_dataset([(Image.open(tmp_path / "a" / f"2.{ending}"), 0)]).x
+    assert np.array_equal(x[0].transpose(1, 2, 0), np.asarray(picture))
+
+
+@pytest.mark.parametrize(
+    ("image", "transparent", "colours"),
+    [
+        (Image.new("RGBA", (4, 4), (0, 0, 0, 0)), None, [(255, 255, 255), (0, 0, 255)]),
+        (Image.new("RGBA", (4, 4), (255, 0, 0, 255)), None, [(255, 0, 0), (255, 0, 0)]),
+        (Image.new("RGBA", (4, 4), (0, 0, 0, 51)), None, [(204, 204, 204), (0, 0, 204)]),
+        (Image.new("LA", (4, 4), (7, 0)), None, [(255, 255, 255), (0, 0, 255)]),
+        (Image.new("P", (4, 4), 0), None, [(0, 0, 0), (0, 0, 0)]),
+        (Image.new("P", (4, 4), 0), 0, [(255, 255, 255), (0, 0, 255)]),
+        (Image.new("L", (4, 4), 9), 9, [(255, 255, 255), (0, 0, 255)]),
+    ],
+)
+@pytest.mark.parametrize("grayscale", [False, True])
+def test_transparent_pixels_show_the_background(tmp_path, image, transparent, colours, grayscale):
+    (tmp_path / "a").mkdir()
+    image.save(tmp_path / "a" / "1.png", transparency=transparent)
+    for background, colour in zip(("white", "#0000ff"), colours, strict=True):
+        data = image_folder.load(root=str(tmp_path), size=4, grayscale=grayscale, background=background)
+        expected = [round(np.dot(colour, (0.299, 0.587, 0.114)))] if grayscale else [*colour]
+        assert data.x[0, :, 1, 1].tolist() == expected
+    own = as_dataset([(Image.open(tmp_path / "a" / "1.png"), 0)])
+    assert {*own.x[0, :, 1, 1].tolist()} == {*colours[0]}
+
+
+def inputs_of(data, rows=slice(None)):
+    """What a model gets."""
+    x, y = torch.from_numpy(data.x), torch.from_numpy(data.y)
+    return Examples(x, y, data.scale, data.mean, data.std).batch(rows)[0].numpy()
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (5, 7, 3), (9,)])
+@pytest.mark.parametrize(("largest", "top"), [(1, 1), (0, 0), (2, 2 / 255), (255, 1)])
+@pytest.mark.parametrize("source", ["npz", "objects", "domains"])
+def test_bytes_are_divided_only_if_some_exceed_1(tmp_path, shape, largest, top, source):
+    """Those of any part count."""
+    x = np.zeros((10, *shape), np.uint8)
+    x[::2] = min(largest, 1)
+    x[-1] = largest
+    path = save(tmp_path / "mine.npz", x_train=x[:6], x_test=x[6:])
+    if source == "npz":
+        data = npz.load(path=path)
+    elif source == "objects":
+        data = as_dataset((x[:6], np.arange(6) % 3), (x[6:], np.arange(4) % 3))
+    elif len(shape) == 1:
+        return
+    else:
+        data = domains.load(sources=[path], clients=1, size=5)
+    assert inputs_of(data).max() == pytest.approx(top, abs=1e-6)
+    assert npz.load(path=path, standardize=True).x.dtype == np.uint8
+
+
+def test_pictures_of_own_objects(tmp_path):
+    """Sixteen bits are from 0 to 1; they are refused beside bytes, which are from 0 to 255."""
+    deep, flat = (Image.fromarray(np.full((4, 4), value, kind)) for value, kind in ((13107, np.uint16), (51, np.uint8)))
+    assert as_dataset([(deep, 0)]).x == pytest.approx(0.2)
+    with refusing("float32", "uint8"):
+        as_dataset([(deep, 0), (flat, 1)])
+    assert as_dataset([(Image.new("CMYK", (4, 4), (204, 0, 0, 0)), 0)]).x[0, :, 0, 0].tolist() == [51, 255, 255]
+    assert as_dataset([(Image.fromarray(np.full((4, 4), 0.7, np.float32)), 0)]).x == pytest.approx(0.7)
 
 
 def leaf(users):

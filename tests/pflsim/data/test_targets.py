@@ -83,6 +83,35 @@ def test_other_tasks_on_request() -> None:
             as_task(data, task)  # type: ignore[arg-type]
 
 
+ONE_HOT = np.eye(3, dtype=np.int64)[[2, 0, 1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("y", "asked", "task", "expected"),
+    [
+        (ONE_HOT, "auto", "classification", [2, 0, 1, 1]),
+        (ONE_HOT, "classification", "classification", [2, 0, 1, 1]),
+        (ONE_HOT.astype(np.float32), "auto", "classification", [2, 0, 1, 1]),
+        (ONE_HOT == 1, "classification", "classification", [2, 0, 1, 1]),
+        (pandas.get_dummies([2, 0, 1, 1]), "auto", "classification", [2, 0, 1, 1]),
+        (ONE_HOT[:, [0, 1, 2, 2]] * [1, 1, 1, 0], "auto", "classification", [2, 0, 1, 1]),
+        (np.eye(2, dtype=np.uint8)[[0, 1, 1, 0]], "auto", "classification", [0, 1, 1, 0]),
+        (ONE_HOT, "multilabel", "multilabel", ONE_HOT.tolist()),
+        (ONE_HOT, "regression", "regression", ONE_HOT.tolist()),
+        (ONE_HOT | [0, 0, 1], "auto", "multilabel", (ONE_HOT | [0, 0, 1]).tolist()),
+        (ONE_HOT * [[1], [1], [1], [0]], "auto", "multilabel", [*ONE_HOT[:3].tolist(), [0, 0, 0]]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_one_hot_targets_are_classes(y: Any, asked: Any, task: str, expected: list[Any]) -> None:
+    """The line about it is for those who did not ask."""
+    data = as_dataset((X, y))
+    found = as_task(data, asked)
+    check_dataset(found, "mine")
+    assert (found.task, found.y.tolist()) == (task, expected) and found.num_classes == np.shape(y)[1]
+    assert (len(found.notes) > 0) == (asked == "auto" and task == "classification")
+
+
 @pytest.mark.parametrize("task", ["regression", "multilabel"])
 def test_npz_files_have_any_targets(task: str, tmp_path: Path) -> None:
     y = np.arange(6) / 2 if task == "regression" else np.eye(3, dtype=np.uint8)[np.arange(6) % 3]

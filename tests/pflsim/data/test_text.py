@@ -17,7 +17,7 @@ from pflsim.data.content import row_digests
 from pflsim.data.dataset import Dataset, check_dataset
 from pflsim.data.federate import load_federation
 from pflsim.data.federated import Partition, shard
-from pflsim.data.sources import npz
+from pflsim.data.sources import npz, text
 from pflsim.data.sources.own import as_dataset
 from pflsim.data.sources.scikit_learn import breast_cancer, wine
 
@@ -66,6 +66,39 @@ def test_characters_and_their_mask_from_a_folder() -> None:
     dataset, *_ = federation(*words, "clients=2")
     assert dataset.fields == ("input_ids", "attention_mask") and dataset.x.shape == (20, 2, 4) and dataset.tokens == 3
     assert np.array_equal(dataset.x[:, 1], dataset.x[:, 0] != 0) and {*dataset.x[:, 0].ravel()} == {0, 2}
+
+
+def lengths(*counts: int, test: tuple[int, ...] = (), **options: Any) -> Dataset:
+    """The data set of texts with these numbers of words."""
+    for name, part in (("path", counts), ("test", test)):
+        rows = [("word " * count if count else None, index % 2) for index, count in enumerate(part)]
+        pd.DataFrame(rows, columns=["text", "label"]).to_csv(f"{name}.csv", index=False)
+    return text.load(path="path.csv", test="test.csv" if test else None, **options)
+
+
+@pytest.mark.parametrize(
+    ("counts", "test", "options", "length", "cut"),
+    [
+        ([7] * 20, (), {}, 7, ""),
+        ([7] * 19 + [90], (), {}, 7, "1 of 20"),
+        ([7] * 18 + [90, 95], (), {}, 90, "1 of 20"),
+        ([5, 3], (9, 9), {}, 5, "2 of 4"),
+        ([0, 1], (), {}, 1, ""),
+        ([600] * 4, (), {}, 512, "4 of 4"),
+        ([300] * 4, (), {"length": 128}, 128, "4 of 4"),
+        ([300] * 4, (), {"length": 300}, 300, ""),
+        ([3] * 4, (), {"tokens": "characters"}, 15, ""),
+    ],
+    ids=str,
+)
+def test_the_length_covers_95_percent_of_the_texts(
+    counts: list[int], test: tuple[int, ...], options: dict[str, Any], length: int, cut: str
+) -> None:
+    data = lengths(*counts, test=test, **options)
+    rows = np.arange(len(data.y))
+    assert data.fit is not None
+    assert data.fit(data, Partition((rows,), (rows[:0],), (rows[:0],))).x.shape == (len(rows), length)
+    assert bool(data.notes) == bool(cut) and cut in " ".join(data.notes)
 
 
 def test_a_run_and_its_model_encode_new_texts() -> None:
