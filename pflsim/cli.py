@@ -122,9 +122,10 @@ def checked(overrides: Sequence[str], multirun: bool, config_dirs: Sequence[str]
     folders, texts = config_folders(config_dirs), list(overrides)
     others = [text for text in texts if not text.startswith(RESUME)]
     if len(others) < len(texts):
-        from pflsim.records.saved_settings import changed
+        from pflsim.records.saved_settings import changed, without_changed_code
 
         _resumed_folder([text for text in texts if text.startswith(RESUME)], multirun)
+        others, _ = without_changed_code(others)
         known = [text for text in others if not text.startswith("data.")]  # only the run folder knows the data set
         with composing(folders):
             given = to_settings(composed(known, folders))

@@ -27,7 +27,7 @@ from pflsim.engine.recovery import MAX_NODE_LOSSES
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import DivergenceError, RunError, SettingsError, in_one_line
 from pflsim.records.checkpoint_read import Checkpoint
-from pflsim.records.environment import own_modules, write_environment
+from pflsim.records.environment import check_code, write_environment
 from pflsim.records.folder import LOG, create_run_folder, run_lock, run_log, run_status, write_config
 from pflsim.records.history import validation_scores
 from pflsim.records.loggers import hyperparameters
@@ -94,31 +94,35 @@ class Runner:
                 folder = create_run_folder(*names, settings.seed, run_dir, swept=swept(settings))
             with run_lock(folder), run_log(folder), self._stoppable(folder):
                 write_config(folder, asdict(settings))
-                write_environment(folder, modules=own_modules(settings))
+                write_environment(folder, settings=settings)
                 _write_partition(folder, prepared)
                 save_frozen(folder, prepared.factory.nets())
                 copy = RemoteCopy(url, folder) if url else None
                 self._run_session(prepared, folder, make_executor, copy, called)
         return folder
 
-    def resume(self, folder: Path, settings: Settings, callbacks: Iterable[Any] = ()) -> Summary:
+    def resume(
+        self, folder: Path, settings: Settings, callbacks: Iterable[Any] = (), changed_code: bool = False
+    ) -> Summary:
         """Resume a run from its last checkpoint, or start it again if it has none.
 
         Args:
             folder: the run folder.
             settings: of the run, as `pflsim.records.saved_settings` reads them.
             callbacks: see `pflsim.run`.
+            changed_code: whether the run goes on if the user's code has changed.
 
         Raises:
-            SettingsError: the folder is in use, or contains another run; nothing was changed.
+            SettingsError: the folder is in use, or contains another run, or the code has changed; nothing was changed.
             RunError: see `run`.
         """
         with torch_defaults(), run_log(folder), run_lock(folder), self._stoppable(folder):
             with self.interrupts.abandonable():
                 called = Callbacks(callbacks)
+                notes: list[str] = []
+                check_code(folder, settings, changed_code, notes.append)
                 prepared = prepare(settings)
                 make_executor = self._executor(prepared)
-                notes: list[str] = []
                 checkpoint = resume_point(prepared, folder, notes.append)
                 save_frozen(folder, prepared.factory.nets())
                 done = None if checkpoint is None else checkpoint.round
@@ -128,7 +132,7 @@ class Runner:
                     logger.warning(note)
                 remove_leftovers(folder)
                 name = f"environment-{2 + len([*folder.glob('environment-*.json')])}.json"
-                write_environment(folder, name, own_modules(settings))
+                write_environment(folder, name, settings)
                 if not (folder / "partition.json").exists():
                     _write_partition(folder, prepared)
                 saved = saved_settings(folder)

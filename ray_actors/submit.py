@@ -19,7 +19,8 @@ from pflsim.config.names import FOLDER, PACKAGES, program
 from pflsim.config.settings import Settings
 from pflsim.config.validate import is_url
 from pflsim.errors import RunError, SettingsError
-from pflsim.records.environment import CODE, JOB, code, own_modules
+from pflsim.records.environment import CODE, JOB, code
+from pflsim.records.own_code import own_modules
 from pflsim.terminal.exit_status import command_parser, exit_status
 
 ADDRESS = "http://127.0.0.1:8265"

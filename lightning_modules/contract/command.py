@@ -27,7 +27,7 @@ from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.config.help import groups_in
 from pflsim.config.names import nearest
 from pflsim.errors import RunError, SettingsError, own_errors, place_of
-from pflsim.records.environment import module_file
+from pflsim.records.own_code import module_file
 from pflsim.terminal.exit_status import command_parser, exit_status
 
 

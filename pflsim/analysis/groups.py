@@ -57,12 +57,16 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
     """Group runs by method and settings, in order of first appearance.
 
     If several runs have the same settings and seed, the longest one is kept, provided that their results agree. If two
-    methods have the same name for readers, labels have those in the settings.
+    methods have the same name for readers, labels have those in the settings. If a module of the user has several
+    states in these runs, it separates groups and is in the labels, as `code.MODULE=DIGEST`.
 
     Raises:
         SettingsError: two runs with the same settings and seed have different results; names both folders.
     """
     each = [(run_settings(run), run) for run in runs]
+    states = Counter(name for name, _ in {state for _, run in each for state in run.own_code.items()})
+    own_code = [{f"code.{k}": v for k, v in run.own_code.items() if states[k] > 1} for _, run in each]
+    each = [({**key, **code}, run) for (key, run), code in zip(each, own_code, strict=True)]
     partitions = Counter((text, seed) for text, seed, _ in {(written(k), r.seed, r.partition_hash) for k, r in each})
     unlike = {text for (text, _), count in partitions.items() if count > 1}
     found: dict[str, tuple[dict[str, Any], list[Run]]] = {}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, cast
 from pflsim.config.components import COMPONENTS
 from pflsim.config.settings import Settings, dotted
 from pflsim.errors import SettingsError, reading
-from pflsim.records.environment import read_environment
+from pflsim.records.environment import read_environment, read_sessions
 from pflsim.records.evaluation import Evaluation, Scope
 from pflsim.records.files import FORM, keys, read_json, valid
 from pflsim.records.folder import CONFIG, report_death
@@ -194,6 +194,13 @@ class Run:
     def partition_hash(self) -> str:
         """The hash of every client's examples."""
         return self.partition["hash"]
+
+    @cached_property
+    def own_code(self) -> dict[str, str]:
+        """The digests of the user's code by module; of all sessions, joined by +, if it changed between them."""
+        each = [session.get("own_code", {}) for session in read_sessions(self.folder)]
+        names = dict.fromkeys(name for digests in each for name in digests)
+        return {name: "+".join(dict.fromkeys(own[name][:8] for own in each if name in own)) for name in names}
 
     @property
     def reported(self) -> Scope:

@@ -15,7 +15,13 @@ from pflsim.config.names import written
 from pflsim.config.validate import is_url
 from pflsim.errors import SettingsError
 from pflsim.records.folder import is_complete, read_summary
-from pflsim.records.saved_settings import changed, check_destination, run_folder, saved_settings
+from pflsim.records.saved_settings import (
+    changed,
+    check_destination,
+    run_folder,
+    saved_settings,
+    without_changed_code,
+)
 
 
 def resume_run(
@@ -30,7 +36,7 @@ def resume_run(
 
     Args:
         name: the run's folder or URL, or `last`.
-        overrides: settings to change.
+        overrides: settings to change, and `changed_code=true`.
         folders: config folders.
         own_process: see `new_runner`.
         callbacks: see `pflsim.run`.
@@ -45,6 +51,7 @@ def resume_run(
     """
     folder, keys = run_folder(name), list[str]()
     settings = saved_settings(folder)
+    overrides, changed_code = without_changed_code(overrides)
     own, again = written([settings.task.loss, settings.eval.metrics]), " ".join(given)
     for target in sorted(replaced):
         if re.search(rf"{target}\b", own) and not re.search(rf"{target}\b", again):
@@ -73,5 +80,5 @@ def resume_run(
     if not is_url(name):
         check_destination(settings, folder, keys)
     with new_runner(settings, own_process) as runner:
-        runner.resume(folder, settings, callbacks)
+        runner.resume(folder, settings, callbacks, changed_code)
     return folder

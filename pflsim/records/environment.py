@@ -10,22 +10,20 @@ import os
 import platform
 import subprocess
 import sys
-import sysconfig
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NotRequired
 
 import psutil
 
-from pflsim.config.components import COMPONENTS, SIDES, TARGET
-from pflsim.config.names import PACKAGES as OURS
+from pflsim.config.names import listed
 from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
 from pflsim.records.files import keys, read_json, write_atomically
 from pflsim.records.limits import usable_cpus
+from pflsim.records.own_code import code_digests, module_file, own_modules
 
 FORMAT = 1
 """The format of the files of a run, also in meta.json of checkpoints. Every change of a file's meaning raises it."""
@@ -43,7 +41,7 @@ CODE = "PFLSIM_CODE"
 Machine = keys({"gpus": list[str], "cpus": NotRequired[int | None], "memory_mb": NotRequired[int]})
 EnvironmentFile = keys({
     "versions": Mapping[str, str | None], "code": Mapping[str, str | bool | None], "machine": Machine,
-    "command": list[str],
+    "command": list[str], "own_code": NotRequired[Mapping[str, str]],
 })  # fmt: skip
 """The keys of environment.json that are read back."""
 
@@ -132,17 +130,19 @@ def gpu_software(driver: Path = Path("/sys/module/nvidia/version")) -> dict[str,
     return found
 
 
-def write_environment(folder: Path, name: str = "environment.json", modules: Mapping[str, Path] | None = None) -> None:
+def write_environment(folder: Path, name: str = "environment.json", settings: Settings | None = None) -> None:
     """Write environment.json to a run folder.
 
     Args:
         folder: the run folder.
         name: of the file; resumed sessions have their own.
-        modules: the user's own modules and their files, which are recorded relative to the folder.
+        settings: of the run: the files of the user's own modules are recorded relative to the folder, and the digests
+            of the user's code.
     """
-    own = {module: os.path.relpath(path, folder) for module, path in (modules or {}).items()}
+    own = {module: os.path.relpath(path, folder) for module, path in own_modules(settings).items()} if settings else {}
+    digests = code_digests(settings) if settings else {}
     content = {"format": FORMAT, "versions": versions(), "code": code(), "machine": machine(), "command": sys.argv}
-    content |= {"own_modules": own} if own else {}
+    content |= {key: value for key, value in {"own_modules": own, "own_code": digests}.items() if value}
     write_atomically(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -157,6 +157,40 @@ def read_environment(folder: Path) -> Mapping[str, Any]:
     return read_json(path, EnvironmentFile)
 
 
+def read_sessions(folder: Path) -> list[Mapping[str, Any]]:
+    """Return environment.json of a run folder and the environments of later sessions.
+
+    Raises:
+        SettingsError: see `read_environment`.
+    """
+    later = sorted(folder.glob("environment-*.json"), key=lambda path: int(path.stem.partition("-")[2]))
+    return [read_environment(folder), *(read_json(path, EnvironmentFile) for path in later)]
+
+
+def check_code(folder: Path, settings: Settings, allowed: bool, report: Callable[[str], None]) -> None:
+    """Compare the user's code with that of the last session of a run.
+
+    Args:
+        folder: the run folder.
+        settings: of the run.
+        allowed: whether a run with other code goes on.
+        report: called with a line if it does, or if the session has no digests.
+
+    Raises:
+        SettingsError: the code differs, and this is not allowed.
+    """
+    saved, now = read_sessions(folder)[-1].get("own_code", {}), code_digests(settings)
+    if now and not saved:
+        report(f"{folder} has no digests of your code: whether {listed([*now])} changed since cannot be compared")
+    elif names := [name for name in sorted({*saved, *now}) if saved.get(name) != now.get(name)]:
+        changed = [str(module_file(name) or name) for name in names]
+        text = f"{listed(changed)} {'have' if len(changed) > 1 else 'has'} changed since {folder} ran"
+        if not allowed:
+            advice = "restore the code or start a new run; changed_code=true continues with the new code"
+            raise SettingsError(f"{text}, so the results would be of two programs: {advice}")
+        report(f"{text}: later rounds are of the new code")
+
+
 def check_format(found: object, folder: Path, expected: int = FORMAT) -> None:
     """Refuse the files of a run or a checkpoint in another format.
 
@@ -167,25 +201,3 @@ def check_format(found: object, folder: Path, expected: int = FORMAT) -> None:
         raise SettingsError(
             f"{folder} has format {found}, expected {expected}: use the version of pflsim that wrote it"
         )
-
-
-def module_file(module: str) -> Path | None:
-    """Return the Python file of a module; None if there is no such module."""
-    try:
-        spec = find_spec(module)
-    except (ImportError, ValueError):
-        return None
-    return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
-
-
-def own_modules(settings: Settings) -> dict[str, Path]:
-    """Return the files of the modules that targets name, by module, without those of pflsim and installed packages."""
-    components: list[Mapping[str, Any]] = [getattr(settings, name) for name in COMPONENTS]
-    sides = [settings.method.get(side) or {} for side in SIDES]
-    installed = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")]
-    metrics = [name for entry in settings.eval.metrics for name in ([entry] if isinstance(entry, str) else entry)]
-    names = (settings.task.loss, settings.eval.primary, *metrics)
-    targets = [*(str(node.get(TARGET, "")) for node in (*components, *sides)), *filter(None, names)]
-    modules = {target.rpartition(".")[0] for target in targets if target.partition(".")[0] not in OURS}
-    files = {module: file for module in sorted(modules - {""}) if (file := module_file(module))}
-    return {module: file for module, file in files.items() if not any(map(file.is_relative_to, installed))}

@@ -12,7 +12,7 @@ from typing import Any
 from pflsim.config.checks import check, settings_from
 from pflsim.config.components import TARGET
 from pflsim.config.settings import Settings, dotted
-from pflsim.config.validate import check_no_password, is_url
+from pflsim.config.validate import check_no_password, checked, is_url
 from pflsim.errors import SettingsError
 from pflsim.records.environment import read_environment
 from pflsim.records.folder import CONFIG, last_run
@@ -29,6 +29,8 @@ EXTENSION = "rounds"
 """The setting that extends a run; `ray_actors.resume` checks that the rounds that are done stay the same."""
 BEFORE = {f"pflsim.data.splits.{name}": {"stratify": True} for name in ("merged", "counts")}
 """The values that settings of components had, by target, before the settings existed."""
+CHANGED_CODE = "changed_code"
+"""Allows to resume a run with other code of the user; no setting of the run."""
 FIXED_PLACEMENT = ("placement.threads", "placement.device", "placement.server_device")
 """Exceptions from `CHANGEABLE`: settings that may change the last bits of a result."""
 
@@ -79,6 +81,19 @@ def saved_config(path: Path) -> dict[str, Any]:
 
     config = yaml.safe_load(path.read_text(encoding="utf-8"))
     return {key: with_older(node) if isinstance(node, Mapping) else node for key, node in dict(config).items()}
+
+
+def without_changed_code(overrides: Sequence[str]) -> tuple[list[str], bool]:
+    """Return the overrides of a resumed run without `changed_code`, and its value.
+
+    Raises:
+        SettingsError: the value is not true or false.
+    """
+    import yaml
+
+    own = [text for text in overrides if text.startswith(f"{CHANGED_CODE}=")]
+    values = [checked(CHANGED_CODE, bool, yaml.safe_load(text.partition("=")[2])) for text in own]
+    return [text for text in overrides if text not in own], any(values)
 
 
 def fixed_settings(settings: Settings) -> dict[str, Any]:

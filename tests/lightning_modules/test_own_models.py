@@ -25,7 +25,7 @@ from pflsim.commands.overrides import overrides_of
 from pflsim.config.settings import Eval, Settings, TaskChoice
 from pflsim.engine.execution import ReplyTask, TrainTask
 from pflsim.errors import SettingsError
-from pflsim.records.environment import own_modules
+from pflsim.records.own_code import own_modules
 from pflsim.records.saved_settings import saved_settings
 
 TWO = ["clients=2", "partition=iid", "method=fedavg"]

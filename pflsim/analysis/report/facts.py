@@ -7,7 +7,7 @@ import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -22,9 +22,8 @@ from pflsim.analysis.verdict import MAX_NAMES
 from pflsim.config.components import COMPONENTS
 from pflsim.config.names import listed, started_as, written
 from pflsim.config.settings import Settings, dotted
-from pflsim.records.environment import EnvironmentFile
+from pflsim.records.environment import read_sessions
 from pflsim.records.evaluation import grouped
-from pflsim.records.files import read_json
 from pflsim.records.history import METRICS
 from pflsim.terminal.formats import plural
 from pflsim.terminal.identity import identity
@@ -70,17 +69,11 @@ def environments(runs: Iterable[Run]) -> list[tuple[dict[str, Any], list[str]]]:
     """
     found: dict[str, dict[str, None]] = {}
     for run in runs:
-        for session in sessions(run):
+        for session in read_sessions(run.folder):
             code = {key: session["code"].get(key) for key in ("commit", "dirty")}
             about = {"versions": session["versions"], "machine": session["machine"], **code}
             found.setdefault(json.dumps(about, sort_keys=True), {})[run.name] = None
     return [(json.loads(about), [*names]) for about, names in found.items()]
-
-
-def sessions(run: Run) -> list[Mapping[str, Any]]:
-    """Return environment.json and the environments of later sessions."""
-    later = sorted(run.folder.glob("environment-*.json"), key=lambda path: int(path.stem.partition("-")[2]))
-    return [run.environment, *(read_json(path, EnvironmentFile) for path in later)]
 
 
 def commands(runs: Iterable[Run]) -> list[tuple[str, str | None, bool | None, list[str]]]:
@@ -144,6 +137,8 @@ def _incidents(run: Run) -> Iterator[str]:
         yield f"not complete: {run.done} of {run.summary['rounds_planned']} rounds are done"
     if after := run.summary.get("resumed_after"):
         yield f"resumed after round {', '.join(map(str, after))}"
+    if changed := [name for name, digest in run.own_code.items() if "+" in digest]:
+        yield f"resumed with other code: {', '.join(changed)}"
     work = sum(line.cohort for line in run.history)
     for kind, count in sum((Counter(line.faults) for line in run.history), Counter()).items():
         yield f"clients with the fault {kind}: {count} of {work}"
