@@ -62,10 +62,8 @@ def _targets(settings: Settings) -> list[str]:
     """Return the dotted names of classes and functions that compute or measure something."""
     components: list[Mapping[str, Any]] = [getattr(settings, name) for name in COMPONENTS]
     components += [*(settings.method.get(side) or {} for side in SIDES), *variants_of(settings.model)]
-    sources = settings.data["sources"] if settings.data.get(TARGET) == DOMAINS else []
-    names = [
-        name for entry in (*settings.eval.metrics, *sources) for name in ([entry] if isinstance(entry, str) else entry)
-    ]
+    entries = [*settings.eval.metrics, *(settings.data["sources"] if settings.data.get(TARGET) == DOMAINS else ())]
+    names = [name for entry in entries for name in ([entry] if isinstance(entry, str) else entry)]
     names += [settings.task.loss, settings.eval.primary, settings.optimizer.name]
     return [name for name in (*names, *(node.get(TARGET) for node in components)) if name and "." in name]
 
@@ -107,9 +105,9 @@ def _add_object(value: Any, found: dict[str, str]) -> None:
     used = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
     if module != "__main__":
         _add_modules(module, found)
-    elif nodes := _source(value):
-        found[f"{module}.{name}"] = _digest(nodes)
-        scope = vars(sys.modules[module])
+    else:
+        nodes, scope = _source(value), vars(sys.modules[module])
+        found[f"{module}.{name}"] = _digest(nodes) if nodes else ""
         _add_imported(nodes, scope.get("__package__") or "", found)
         names = {node.id for tree in nodes for node in ast.walk(tree) if isinstance(node, ast.Name)}
         used += [*getattr(value, "__bases__", ()), *(scope[each] for each in names & scope.keys())]
@@ -124,9 +122,8 @@ def _source(value: Any) -> list[ast.AST]:
     """
     members = vars(value).values() if isinstance(value, type) else [value]
     codes = [inspect.unwrap(each).__code__ for each in members if isinstance(each, FunctionType)]
-    for path in dict.fromkeys(
-        (*(code.co_filename for code in codes), getattr(sys.modules["__main__"], "__file__", ""))
-    ):
+    program = getattr(sys.modules["__main__"], "__file__", None)
+    for path in dict.fromkeys((*(code.co_filename for code in codes), program)):
         with suppress(SyntaxError, ValueError):
             nodes = [*ast.walk(ast.parse("".join(linecache.getlines(path or ""))))]
             named = [n for n in nodes if isinstance(n, NAMED) and n.name == value.__name__]
@@ -141,7 +138,7 @@ def _digest(trees: Iterable[ast.AST]) -> str:
 
 
 def _plain(node: Any) -> Any:
-    """Return a syntax tree as lists, without docstrings, positions and empty fields, which versions of Python differ in."""
+    """Return a syntax tree as lists, without docstrings, positions and the empty fields of some versions of Python."""
     if isinstance(node, list):
         texts = [isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant) and n.value.value for n in node]
         return [_plain(each) for each, text in zip(node, texts, strict=True) if not isinstance(text, str)]
