@@ -230,7 +230,8 @@ def resume(
         run: the run or its folder.
         overrides: changed settings as on the command line.
         callbacks: see `run`; a run does not store them.
-        settings: changed settings, and the objects that the run was started with.
+        settings: changed settings, and the objects that the run was started with; `changed_code=True` goes on although
+            your own code has changed.
 
     Raises:
         SettingsError: the run cannot be resumed with these settings; nothing was changed.

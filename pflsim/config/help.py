@@ -2,7 +2,8 @@
 
 Usage:
   {program} [GROUP=NAME ...] [KEY=VALUE ...] [options]    run an experiment
-  {program} resume=last                                   continue the latest run below runs/, or resume=FOLDER
+  {program} resume=last                                   continue the latest run below runs/, or resume=FOLDER;
+                                                          with changed_code=true, also after changes of your own code
   {program} COMMAND --help                                describe one of the commands below
 
 Examples:
