@@ -278,4 +278,6 @@ def test_two_states_of_code_are_no_seeds_of_one_method(mine: str) -> None:
     Path("c/environment.json").write_text(json.dumps({**environment, "own_code": {}}))
     assert [group.seeds for group in group_runs([*runs[:2], read_run(Path("c"))])] == [(0, 1, 2)]
     assert cli.main(["resume=b", "rounds=2", "changed_code=true"]) == 0
-    assert [group.seeds for group in group_runs([runs[0], read_run(Path("b"))])] == [(0,), (1,)]
+    edit(mine, "tools/deep.py", "relu(x) * 3", "relu(x)")
+    assert run(mine, "d", "seed=3", "rounds=2") == 0
+    assert [group.seeds for group in group_runs(map(read_run, (Path("b"), Path("d"))))] == [(1,), (3,)]
