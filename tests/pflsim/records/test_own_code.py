@@ -99,8 +99,8 @@ def using(mine: str) -> Settings:
         return {"_target_": f"{mine}.{name}"}
 
     method = {"client": target("method.Client"), "server": target("server.Server")}
-    others = {"data": target("rows.load"), "partition": target("rows.rule")}
-    return Settings(method=method, model=target("net.Small"), **others)
+    data, partition = target("rows.load"), target("rows.rule")
+    return Settings(method=method, model=target("net.Small"), data=data, partition=partition)
 
 
 CHANGES = [
