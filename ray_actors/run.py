@@ -165,7 +165,8 @@ class Runner:
         # Runs that work side by side would wait for each other's threads in every operation of the driver.
         with torch_threads(settings.placement.threads), closing(console), ExitStack() as stack:
             write_step = stack.enter_context(run_status(folder))
-            console.start(folder, done, remote_copy.url if remote_copy else None)
+            card = str(prepared.dataset.card) if done is None and prepared.dataset.card.lines else ""
+            console.start(folder, done, remote_copy.url if remote_copy else None, card)
             if remote_copy:
                 stack.enter_context(remote_copy)
             names = {**settings.names, "data": prepared.meta.data}

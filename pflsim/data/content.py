@@ -73,7 +73,8 @@ def hashes(dataset: Dataset, partition: Partition) -> tuple[str, str]:
         64 and 16 hexadecimal digits (SHA-256).
     """
     digests, x = row_digests(dataset), dataset.x if dataset.content is None else dataset.content
-    total = hashlib.sha256(f"{x.dtype}|{x.shape[1:]}|{dataset.num_classes}".encode())
+    as_it_is = "|1.0" * (x.dtype == np.uint8 and dataset.scale == 1)  # bytes were divided by 255 in all other data
+    total = hashlib.sha256(f"{x.dtype}|{x.shape[1:]}|{dataset.num_classes}{as_it_is}".encode())
     used = np.concatenate((*partition.train, *partition.val, *partition.test))
     order = hashlib.sha256(digests[np.sort(used)].tobytes() + digests[used].tobytes())
     for name in ("train", "val", "test"):

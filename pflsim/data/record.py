@@ -81,7 +81,7 @@ def write_partition(
     lines = ",\n  ".join(f"{json.dumps(key)}: {_line_by_line(value)}" for key, value in head.items())
     (folder / "partition.json").write_text(f"{{\n  {lines}\n}}\n", encoding="utf-8")
     title = ", ".join(filter(None, (dataset.name, names["partition"], names["split"], names["shift"])))
-    if dataset.card:
+    if dataset.card.lines:
         text = json.dumps(dataset.card.record(), indent=1, ensure_ascii=False)
         (folder / DATA_CARD).write_text(f"{text}\n", encoding="utf-8")
     if dataset.encoder:
@@ -103,7 +103,7 @@ def write_federation(settings: Settings, folder: Path) -> tuple[Dataset, Partiti
     if (folder / "partition.json").exists():
         raise SettingsError(f"{folder} has a partition.json, and files are not overwritten; give another into=FOLDER")
     dataset, partition = load_federation(settings)
-    if dataset.card:
+    if dataset.card.lines:
         print(dataset.card)
     for warning in dataset_warnings(dataset):
         print(f"warning: {warning}", file=sys.stderr)

@@ -23,6 +23,8 @@ META = "meta.json"
 FORMAT = 2
 """Of checkpoints."""
 State = TypeVar("State")
+READ_ANEW = tuple(f"pflsim.data.sources.{name}.load" for name in ("table", "text", "image_folder", "domains", "npz"))
+"""Data that runs without data_card.json may have read as other examples."""
 Report = Callable[[str], None]
 
 
@@ -250,7 +252,10 @@ def check_header(checkpoint: Checkpoint, header: Mapping[str, Any], report: Repo
     if differing:
         theirs, ours = (", ".join(f"{key}={side.get(key)}" for key in differing) for side in (saved, own))
         what = f"{name_of(checkpoint.path)}, which was saved with {theirs}"
-        raise SettingsError(f"the run cannot resume from {what}: this run has {ours}")
+        old = "partition_hash" in differing and str(own.get("data._target_")).endswith(READ_ANEW)
+        old &= not (checkpoint.path.parents[1] / "data_card.json").exists()
+        said = f"{ours}; such data are read differently since the version that saved it" if old else ours
+        raise SettingsError(f"the run cannot resume from {what}: this run has {said}")
     for name, version in versions().items():
         if (other := checkpoint.versions[name]) != version:
             report(f"the run was saved with {name} {other} and resumes with {version}: the last bits may differ")

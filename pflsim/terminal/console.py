@@ -35,6 +35,9 @@ RATE = 2
 """Refreshes per second of the display, which takes less than 1% of a core."""
 
 
+_printed: set[str] = set()
+
+
 class IgnoreClosedPipe:
     """Wraps a stream and drops its output once the reader is gone, e.g. a closed terminal."""
 
@@ -98,13 +101,14 @@ class Console:
         self._last_line = 0
         self._url: str | None = None
 
-    def start(self, folder: Path, done: int | None = None, kept_at: str | None = None) -> None:
-        """Print what runs and where its results go.
+    def start(self, folder: Path, done: int | None = None, kept_at: str | None = None, card: str = "") -> None:
+        """Print what runs, what was read, and where results go.
 
         Args:
             folder: the run folder.
             done: the last finished round of a resumed run.
             kept_at: URL of the remote copy.
+            card: what was read, which is printed once in a process.
         """
         doing("")
         self._url = kept_at
@@ -123,6 +127,9 @@ class Console:
         name, clients = in_text(primary), who_is_evaluated(self.meta.evaluated_on)
         about = f"{name}: mean over {clients}, on their test data; worst: mean of the worst decile of these"
         self._print(wrapped(about, self.width))
+        if card and card not in _printed:
+            _printed.add(card)
+            self._print(card)
         if self.progress == "live":
             self._live.start()
 

@@ -9,6 +9,7 @@ import torch
 
 from pflsim.config.components import TARGET, bind, check_component, settings_of
 from pflsim.config.settings import Count
+from pflsim.data.card import Card
 from pflsim.data.dataset import Dataset
 from pflsim.data.sources.common import finished
 from pflsim.data.sources.image_folder import Side
@@ -77,7 +78,7 @@ def load(
     own["values"] = tuple(classes) if any(part.values for part in parts) else None
     alpha = [f"{part.name}: the fourth channel of its images is left out" for part in parts if part.x.shape[1] > 3]
     own["notes"] = (*(note for part in parts for note in part.notes), *alpha, *said)
-    own["card"] = tuple((f"{what} of {part.name}", text) for part in parts for what, text in part.card)
+    own["card"] = Card(tuple((f"{what} of {part.name}", text) for part in parts for what, text in part.card.lines))
     return finished(Dataset("+".join(names), x, y, len(classes), training, **own), standardize)
 
 

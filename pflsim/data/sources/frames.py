@@ -51,7 +51,7 @@ class Table:
     min_examples: int | None = None
     name: str = "table"
 
-    def card(self) -> Card | None:
+    def card(self) -> Card:
         """Return what is read of the table, before anything is trained; it prints as a table."""
         from pflsim.data.sources import table
 

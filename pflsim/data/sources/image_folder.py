@@ -14,6 +14,7 @@ from typing import Annotated
 import numpy as np
 from annotated_types import Ge, Le
 
+from pflsim.data.card import Card
 from pflsim.data.dataset import Dataset
 from pflsim.data.sources.common import finished, fixed_split, scale_of
 from pflsim.data.sources.pictures import Files, pictures_in, shown, some
@@ -85,7 +86,7 @@ def load(
         notes.append(parts_read + f"; other folders are left out: {left_out}" * bool(left_out))
     card += (("skipped", files.skipped),) if files.skipped else ()
     dataset = Dataset(name, x, y, len(names), ends[max(len(ends) - 2, 0)], scale=scale_of(x))
-    dataset = replace(dataset, values=tuple(names), notes=tuple(notes), card=card)
+    dataset = replace(dataset, values=tuple(names), notes=tuple(notes), card=Card(card))
     return finished(dataset if len(parts) > 1 else fixed_split(dataset), standardize)
 
 

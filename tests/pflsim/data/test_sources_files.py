@@ -297,7 +297,7 @@ def test_files_that_are_pictures(tmp_path, name, content, examples):
             image_folder.load(root=str(tmp_path))
         return
     data = image_folder.load(root=str(tmp_path), size=4)
-    card = dict(data.card)
+    card = dict(data.card.lines)
     assert len(data.y) == examples and not data.notes
     assert card["pictures"].startswith(f"{examples} of 8x6") and ("skipped" in card) == (examples == 4)
     assert examples == 5 or any(part in card["skipped"] for part in Path(name).parts)
