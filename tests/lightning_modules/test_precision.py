@@ -8,6 +8,7 @@ from support import KINDS, Records, prepared, slow_except, states
 from torch.nn import functional
 
 from lightning_modules.contract.checks import inline
+from lightning_modules.hosts import devices
 from lightning_modules.hosts.inline import InlineExecutor
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
@@ -33,16 +34,17 @@ def step_by_hand(weight: torch.Tensor, bias: torch.Tensor, x: torch.Tensor, y: t
 @pytest.mark.parametrize(
     ("precision", "processor", "warned"),
     [
-        ("bf16", {"avx2": True, "avx512_bf16": False, "amx_bf16": False}, True),
-        ("bf16", {"avx2": True, "avx512_bf16": False, "amx_bf16": True}, False),
-        ("bf16", {"neon": True, "bf16": True}, False),
-        ("ieee", {"avx2": True}, False),
+        ("bf16", "flags: avx2 bmi2", True),
+        ("bf16", "flags: avx2 amx_bf16", False),
+        ("bf16", "Features: asimd bf16", False),
+        ("ieee", "flags: avx2", False),
     ],
 )
 def test_a_processor_without_instructions_gets_a_warning(
-    precision: str, processor: dict[str, bool], warned: bool, monkeypatch: pytest.MonkeyPatch
+    precision: str, processor: str, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: processor)
+    (tmp_path / "cpuinfo").write_text(processor)
+    monkeypatch.setattr(devices, "PROCESSORS", tmp_path / "cpuinfo")
     found = prepared(*SMALL, f"precision={precision}").warnings
     assert len(found) == warned and all("precision=bf16" in warning for warning in found)
 
