@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pflsim.analysis.runs import Run, Runs
     from pflsim.analysis.tables import Comparisons
     from pflsim.data.federated import Partition
-    from pflsim.data.sources.frames import Table as Table
+    from pflsim.data.sources.table import Table as Table
 
 __all__ = [
     "Table", "compare", "export", "figures", "load", "load_model", "partition", "report", "resume", "run", "sweep",
@@ -33,7 +33,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "Table":
-        return importlib.import_module("pflsim.data.sources.frames").Table
+        return importlib.import_module("pflsim.data.sources.table").Table
     raise AttributeError(f"module 'pflsim' has no attribute {name!r}")
 
 

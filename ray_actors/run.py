@@ -35,7 +35,7 @@ from pflsim.records.remote import RemoteCopy, check_new_url, resumed_copy
 from pflsim.records.saved_settings import fixed_settings, saved_settings
 from pflsim.records.summary import Summary
 from pflsim.records.tracker import Tracker
-from pflsim.terminal.console import Console, Progress
+from pflsim.terminal.console import Console, Progress, print_card
 from pflsim.types import RoundRecord
 from ray_actors.resume import has_records, remove_leftovers, resume_point
 
@@ -68,7 +68,7 @@ class Runner:
             SettingsError: the settings cannot be run.
         """
         with torch_defaults(), self._stoppable(), self.interrupts.abandonable():
-            prepare(with_server_device(settings), kept=kept)
+            print_card(prepare(with_server_device(settings), kept=kept).dataset.card, settings.progress)
 
     def run(self, settings: Settings, callbacks: Iterable[Any] = ()) -> Path:
         """Run the settings and return the run folder.
@@ -165,7 +165,7 @@ class Runner:
         # Runs that work side by side would wait for each other's threads in every operation of the driver.
         with torch_threads(settings.placement.threads), closing(console), ExitStack() as stack:
             write_step = stack.enter_context(run_status(folder))
-            card = str(prepared.dataset.card) if done is None and prepared.dataset.card.lines else ""
+            card = prepared.dataset.card if done is None else ""
             console.start(folder, done, remote_copy.url if remote_copy else None, card)
             if remote_copy:
                 stack.enter_context(remote_copy)

@@ -20,8 +20,8 @@ from pflsim.records.evaluation import Evaluation, Scope
 from pflsim.records.files import FORM, keys, read_json, valid
 from pflsim.records.folder import CONFIG, report_death
 from pflsim.records.history import RoundMetrics, Traffic, read_history, to_line
+from pflsim.records.older_settings import saved_config
 from pflsim.records.per_client import COLUMNS, PER_CLIENT
-from pflsim.records.saved_settings import saved_config
 from pflsim.records.summary import Choice, SummaryFile, chosen_round
 from pflsim.seeding import cohort
 from pflsim.types import SPLITS, EvalPhase, ModelKind

@@ -12,9 +12,9 @@ from pflsim.config.settings import dotted
 from pflsim.data.dataset import Dataset
 from pflsim.data.explicit import explicit
 from pflsim.data.federated import Partition
-from pflsim.data.sources.frames import Table
 from pflsim.data.sources.npz import ImageLayout
 from pflsim.data.sources.own import as_dataset
+from pflsim.data.sources.table import Table
 from pflsim.errors import SettingsError
 
 

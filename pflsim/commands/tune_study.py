@@ -23,7 +23,8 @@ from pflsim.config.settings import Settings, dotted
 from pflsim.errors import SettingsError
 from pflsim.records.files import keys, read_json, write_atomically
 from pflsim.records.folder import LOCK
-from pflsim.records.saved_settings import fixed_settings, with_older
+from pflsim.records.older_settings import with_older
+from pflsim.records.saved_settings import fixed_settings
 from pflsim.terminal.formats import in_text
 
 STUDY, JOURNAL = "tuned.json", "optuna.journal"

@@ -23,7 +23,7 @@ class Card:
     columns: tuple[Mapping[str, Any], ...] = ()
 
     def __str__(self) -> str:
-        first = max(len(what) for what, _ in self.lines) + 2
+        first = max((len(what) for what, _ in self.lines), default=0) + 2
         cut = (textwrap.shorten(text, WIDTH - first, placeholder=" ...") for _, text in self.lines)
         return "\n".join(f"{what:{first}}{text}" for (what, _), text in zip(self.lines, cut, strict=True))
 

@@ -17,7 +17,7 @@ import torch
 from pflsim.errors import SettingsError, in_one_line
 from pflsim.records import environment
 from pflsim.records.files import valid
-from pflsim.records.saved_settings import with_older
+from pflsim.records.older_settings import with_older
 
 META = "meta.json"
 FORMAT = 2

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from pflsim.config.checks import check, settings_from
-from pflsim.config.components import TARGET
 from pflsim.config.settings import Settings, dotted
 from pflsim.config.validate import check_no_password, checked, is_url
 from pflsim.errors import SettingsError
 from pflsim.records.environment import read_environment
 from pflsim.records.folder import CONFIG, last_run
+from pflsim.records.older_settings import saved_config
 
 CHANGEABLE = (
     *("placement", "checkpoint", "executor", "ray_address", "on_client_error", "on_nonfinite"),
@@ -27,8 +27,6 @@ other data at a new path. `stop` decides when the run ends; `ray_actors.resume` 
 before."""
 EXTENSION = "rounds"
 """The setting that extends a run; `ray_actors.resume` checks that the rounds that are done stay the same."""
-BEFORE = {f"pflsim.data.splits.{name}": {"stratify": True} for name in ("merged", "counts")}
-"""The values that settings of components had, by target, before the settings existed."""
 CHANGED_CODE = "changed_code"
 """Allows to resume a run with other code of the user; no setting of the run."""
 FIXED_PLACEMENT = ("placement.threads", "placement.device", "placement.server_device")
@@ -66,21 +64,6 @@ def saved_settings(folder: Path) -> Settings:
         return settings_from(saved_config(path))
     except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
         raise SettingsError(f"{path} cannot be used: {str(error).partition(chr(10))[0]}") from error
-
-
-def with_older(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the saved settings of a component, or of a run by dotted key, with those that are newer than it."""
-    targets = {key.removesuffix(TARGET): BEFORE.get(str(value), {}) for key, value in values.items() if TARGET in key}
-    older = {f"{prefix}{name}": value for prefix, more in targets.items() for name, value in more.items()}
-    return {**values, **{key: value for key, value in older.items() if key not in values}}
-
-
-def saved_config(path: Path) -> dict[str, Any]:
-    """Return the content of a config.yaml, with settings that are newer than it."""
-    import yaml
-
-    config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return {key: with_older(node) if isinstance(node, Mapping) else node for key, node in dict(config).items()}
 
 
 def without_changed_code(overrides: Sequence[str]) -> tuple[list[str], bool]:

@@ -35,9 +35,6 @@ RATE = 2
 """Refreshes per second of the display, which takes less than 1% of a core."""
 
 
-_printed: set[str] = set()
-
-
 class IgnoreClosedPipe:
     """Wraps a stream and drops its output once the reader is gone, e.g. a closed terminal."""
 
@@ -57,6 +54,16 @@ class IgnoreClosedPipe:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+_printed: set[str] = set()
+
+
+def print_card(card: object, progress: str, stream: TextIO | None = None) -> None:
+    """Print what was read, a `pflsim.data.card.Card`, unless it was printed before or `progress` wants no output."""
+    if (text := str(card)) and progress not in ("quiet", "none") and text not in _printed:
+        _printed.add(text)
+        print(text, file=IgnoreClosedPipe(stream or sys.stdout), flush=True)
 
 
 class Console:
@@ -101,14 +108,14 @@ class Console:
         self._last_line = 0
         self._url: str | None = None
 
-    def start(self, folder: Path, done: int | None = None, kept_at: str | None = None, card: str = "") -> None:
+    def start(self, folder: Path, done: int | None = None, kept_at: str | None = None, card: object = "") -> None:
         """Print what runs, what was read, and where results go.
 
         Args:
             folder: the run folder.
             done: the last finished round of a resumed run.
             kept_at: URL of the remote copy.
-            card: what was read, which is printed once in a process.
+            card: what was read, see `print_card`.
         """
         doing("")
         self._url = kept_at
@@ -127,9 +134,7 @@ class Console:
         name, clients = in_text(primary), who_is_evaluated(self.meta.evaluated_on)
         about = f"{name}: mean over {clients}, on their test data; worst: mean of the worst decile of these"
         self._print(wrapped(about, self.width))
-        if card and card not in _printed:
-            _printed.add(card)
-            self._print(card)
+        print_card(card, self.progress, self.stream)
         if self.progress == "live":
             self._live.start()
 

@@ -24,6 +24,7 @@ from pflsim.config.names import listed, started_as, written
 from pflsim.config.settings import Settings, dotted
 from pflsim.records.environment import read_sessions
 from pflsim.records.evaluation import grouped
+from pflsim.records.files import keys, read_json
 from pflsim.records.history import METRICS
 from pflsim.terminal.formats import plural
 from pflsim.terminal.identity import identity
@@ -60,6 +61,12 @@ def by_component(table: Sequence[tuple[str, list[str], bool]]) -> dict[str, list
     """Return the settings of a `settings_table` that do not differ: (key within the component, value), by component."""
     same = [(key.partition("."), values[0]) for key, values, differ in table if not differ]
     return grouped((component, (key, value)) for (component, _, key), value in same)
+
+
+def card(run: Run) -> dict[str, str]:
+    """Return what was read, from data_card.json; {} if the run has none."""
+    path = run.folder / "data_card.json"
+    return read_json(path, keys({"card": dict[str, str]}))["card"] if path.is_file() else {}
 
 
 def environments(runs: Iterable[Run]) -> list[tuple[dict[str, Any], list[str]]]:

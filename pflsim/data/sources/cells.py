@@ -151,3 +151,11 @@ def numbers_of_cells(column: Series, missing: Iterable[str] = ()) -> np.ndarray 
     read = TRUTH.get if {*texts} <= {"", *TRUTH} else as_number
     cells = [read(text) if text else math.nan for text in texts]
     return None if None in cells else np.array([*cells, math.nan], np.float64)[codes]
+
+
+def counts_rows(column: Any) -> bool:
+    """Return whether a column has the numbers 0, 1, ... or 1, 2, ... in this order."""
+    if column.dtype.kind not in "iu" or not len(column) or column.hasnans:
+        return False
+    cells = column.to_numpy(np.int64)
+    return cells[0] in (0, 1) and bool((np.diff(cells) == 1).all())

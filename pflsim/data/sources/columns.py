@@ -82,14 +82,6 @@ def columns_of(rows: Rows, used: Sequence[str], categorical: Sequence[str], miss
         yield Column(name, texts, False, counts, str(column.dtype) if column.dtype.kind in ODD else "")
 
 
-def counts_rows(column: Series) -> bool:
-    """Return whether a column has the numbers 0, 1, ... or 1, 2, ... in this order."""
-    if column.dtype.kind not in "iu" or not len(column) or column.hasnans:
-        return False
-    cells = column.to_numpy(np.int64)
-    return cells[0] in (0, 1) and bool((np.diff(cells) == 1).all())
-
-
 def check_inputs(where: str, columns: Sequence[Column], excluded: Sequence[str]) -> None:
     """Raise a `SettingsError` for columns that cannot be meant as categories, all in one message.
 

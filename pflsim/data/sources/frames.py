@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from inspect import signature
 from pathlib import Path
@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from pflsim.config.components import NOTEBOOK, keep_object, kept_object
+from pflsim.config.components import NOTEBOOK, kept_object
 from pflsim.config.names import nearest
-from pflsim.data.card import Card
 from pflsim.data.dataset import Dataset
-from pflsim.data.sources.cells import check_names, read_frame
+from pflsim.data.sources.cells import check_names, counts_rows, read_frame
 from pflsim.data.sources.identifiers import label_cells, named_cells, numbered, targets_of
 from pflsim.errors import SettingsError, reading
 
@@ -25,45 +24,6 @@ if TYPE_CHECKING:
 
 TYPED = (".jsonl", ".ndjson", ".parquet", ".pq")
 FORM = "a CSV file in UTF-8 with a header, lines of JSON (.jsonl), or a Parquet file (pip install 'pflsim[parquet]')"
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table for `data=`, see `pflsim.data.sources.table.load` for its settings.
-
-    Args:
-        frame: a pandas frame, or a CSV, JSON-lines or Parquet file.
-        test: a frame or file of test rows, with the same columns; None: `split` draws them.
-        label, client, group, features, exclude, categorical, missing, fit, min_examples: settings.
-        name: in records.
-    """
-
-    frame: Any
-    test: Any = None
-    label: str | None = None
-    client: str | None = None
-    group: str | None = None
-    features: list[str] | None = None
-    exclude: list[str] | None = None
-    categorical: list[str] | None = None
-    missing: list[str] | None = None
-    fit: str | None = None
-    min_examples: int | None = None
-    name: str = "table"
-
-    def card(self) -> Card:
-        """Return what is read of the table, before anything is trained; it prints as a table."""
-        from pflsim.data.sources import table
-
-        return table.load(**self.settings()).card
-
-    def settings(self) -> dict[str, Any]:
-        """Return the settings of `data=table`; frames are kept in this process under a name."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)[2:-1]}
-        for key, part, name in (("path", self.frame, self.name), ("test", self.test, f"{self.name}_test")):
-            is_file = part is None or isinstance(part, str | Path)
-            given[key] = part if is_file else keep_object(name, part)
-        return {key: value for key, value in given.items() if value is not None}
 
 
 class Source(NamedTuple):
@@ -90,7 +50,8 @@ class Source(NamedTuple):
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Source:
         """Return the source of the arguments of a loader."""
-        words = None if given["missing"] is None else tuple(map(str, given["missing"]))
+        found = given["missing"]
+        words = None if found is None else tuple("null" if word is None else str(word) for word in found)
         return cls(*({**given, "missing": words}[name] for name in cls._fields))
 
 
@@ -102,14 +63,14 @@ class Rows:
         frame: the rows.
         targets: the data set.
         declared: columns that are text by their type, not by their content.
-        index: columns that are the index of a frame.
+        aside: columns that count the rows, or are the index of a frame: inputs only if the settings name them.
         lost: the number of rows that are left out, by reason.
     """
 
     frame: DataFrame
     targets: Dataset
     declared: frozenset[str]
-    index: frozenset[str]
+    aside: frozenset[str]
     lost: dict[str, Any]
 
     def dataset(self, content: DataFrame, dtype: Any, fit: Callable[[Dataset, Any], Dataset]) -> Dataset:
@@ -165,7 +126,7 @@ def _read(source: Source, columns: tuple[str, ...] | None, texts: tuple[str, ...
     wanted = [*own.values(), *(read[0][0].columns if columns is None else columns)]
     for (part, _, _), (key, name) in zip(read, files.items(), strict=True):
         check_columns(given_as(key, name), part, wanted)
-    frames, declared, index = zip(*read, strict=True)
+    frames, declared, aside = zip(*read, strict=True)
     frame: Any = concat(frames, ignore_index=True)[[*frames[0].columns]]
     where, name = given_as("data.path", source.path), Path(files["data.path"].removeprefix(NOTEBOOK)).stem
     training, lost = np.arange(len(frame)) < len(frames[0]), dict[str, Any]()
@@ -200,14 +161,14 @@ def _read(source: Source, columns: tuple[str, ...] | None, texts: tuple[str, ...
         names.get("client", ()), groups=groups, values=values, notes=tuple(notes),
         rows=None if keep.all() else np.flatnonzero(keep),
     )  # fmt: skip
-    return Rows(frame.loc[keep], targets, frozenset().union(*declared), frozenset().union(*index), lost)
+    return Rows(frame.loc[keep], targets, frozenset().union(*declared), frozenset(aside[0]), lost)
 
 
 def _frame(path: str, key: str, texts: Collection[str]) -> tuple[DataFrame, set[str], set[str]]:
     """Return a file, a folder of texts or a frame of this process, with names of columns as text.
 
     Returns:
-        The frame, the columns that are text by their type, and those that are its index.
+        The frame, the columns that are text by their type, and those that count the rows or are an index.
     """
     from pandas import DataFrame
 
@@ -223,7 +184,7 @@ def _frame(path: str, key: str, texts: Collection[str]) -> tuple[DataFrame, set[
         frame = (frame.reset_index([*filter(None, frame.index.names)]) if index else frame).rename(columns=str)
         check_names([*frame.columns])
         declared = set() if untyped else {name for name in frame.columns if _is_text(frame[name])}
-        return frame, declared, index
+        return frame, declared, index | {name for name in frame.columns if counts_rows(frame[name])}
 
 
 def _is_text(column: Any) -> bool:

@@ -41,9 +41,10 @@ def named_cells(column: Series, key: str, missing: Missing) -> Series:
         return names.where(~names.isin([*words, *(missing or ())]))
     if words and missing is None:
         said = ", ".join(f"{counts[word]} cells {word}" for word in words)
+        remedy = ",".join(word if word.isalpha() else repr(word) for word in words)
         raise SettingsError(
-            f"{key}: column {column.name!r} has {said}: data.missing=[{','.join(words)}] leaves these rows out, "
-            "data.missing=[] keeps them as names"
+            f"{key}: column {column.name!r} has {said}: data.missing=[{remedy}] leaves these rows out, data.missing=[] "
+            "keeps them as names"
         )
     return names.where(~names.isin([*(missing or ())]))
 

@@ -3,23 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from pflsim.config.components import keep_object
 from pflsim.config.settings import Count
+from pflsim.data.card import Card
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
 from pflsim.data.sources.cells import names_of_cells, numbers_of_cells
-from pflsim.data.sources.columns import ODD, Column, check_inputs, columns_of, counts_rows, doubts
+from pflsim.data.sources.columns import ODD, Column, check_inputs, columns_of, doubts
 from pflsim.data.sources.frames import Rows, Source, check_columns, defaults_of, dumped, given_as, read_rows
 from pflsim.data.sources.table_card import card_of
 from pflsim.errors import SettingsError, reading
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table for `data=`, see `pflsim.data.sources.table.load` for its settings.
+
+    Args:
+        frame: a pandas frame, or a CSV, JSON-lines or Parquet file.
+        test: a frame or file of test rows, with the same columns; None: `split` draws them.
+        label, client, group, features, exclude, categorical, missing, fit, min_examples: settings.
+        name: in records.
+    """
+
+    frame: Any
+    test: Any = None
+    label: str | None = None
+    client: str | None = None
+    group: str | None = None
+    features: list[str] | None = None
+    exclude: list[str] | None = None
+    categorical: list[str] | None = None
+    missing: list[str] | None = None
+    fit: str | None = None
+    min_examples: int | None = None
+    name: str = "table"
+
+    def card(self) -> Card:
+        """Return what is read of the table, before anything is trained; it prints as a table."""
+        return load(**self.settings()).card
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of `data=table`; frames are kept in this process under a name."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)[2:-1]}
+        for key, part, name in (("path", self.frame, self.name), ("test", self.test, f"{self.name}_test")):
+            is_file = part is None or isinstance(part, str | Path)
+            given[key] = part if is_file else keep_object(name, part)
+        return {key: value for key, value in given.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -88,7 +128,7 @@ def load(
     features: list[str] | None = None,
     exclude: list[str] | None = None,
     categorical: list[str] | None = None,
-    missing: list[str | int | float] | None = None,
+    missing: list[str | int | float | None] | None = None,
     fit: Literal["all", "client"] = "all",
     min_examples: Count = 8,
 ) -> Dataset:
@@ -168,7 +208,7 @@ def _read(
     check_columns(where, frame, [*categorical, *exclude])
     others = [name for name in frame.columns if name not in own]
     named = {*(features or ()), *categorical}
-    left = {*exclude, *({*rows.index} - named)} if features is None else {*exclude} - named
+    left = {*exclude, *(rows.aside - named)}
     used = [name for name in others if name not in left] if features is None else list(features)
     if not {*used} <= {*others} or not used or named & {*exclude}:
         raise SettingsError(
@@ -177,7 +217,6 @@ def _read(
         )
     if odd := [column for column in named if frame[column].dtype.kind in ODD]:
         raise SettingsError(f"{where}: column {odd[0]!r} is {frame[odd[0]].dtype}; make it numbers or text")
-    used = [name for name in used if name in named or not counts_rows(frame[name])]
     with reading(where, "columns of numbers and text"):
         inputs = [*columns_of(rows, used, categorical, source.missing or ())]
     check_inputs(where, [column for column in inputs if column.name not in named], exclude)

@@ -26,7 +26,8 @@ def _lines(source: Source, rows: Rows, inputs: Sequence[Column]) -> Iterator[tup
     if data.clients is not None:
         sizes = np.bincount(data.clients, minlength=len(data.client_names))
         ends = [f"{data.client_names[i]} {sizes[i]:,}" for i in (sizes.argmin(), sizes.argmax())]
-        yield f"clients ({source.client})", f"{len(sizes)}; smallest {ends[0]}, largest {ends[1]} rows"
+        said = f"smallest {ends[0]}, largest {ends[1]} rows" if np.ptp(sizes) else f"each {sizes[0]:,} rows"
+        yield f"clients ({source.client})", f"{len(sizes)}; {said}"
     if data.groups is not None:
         yield f"groups ({source.group})", f"{len(np.unique(data.groups)):,}"
     if data.task == "classification":

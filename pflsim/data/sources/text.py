@@ -98,7 +98,7 @@ def load(
     length: Count | None = None,
     vocabulary: Count = 10_000,
     mask: bool | None = None,
-    missing: list[str | int | float] | None = None,
+    missing: list[str | int | float | None] | None = None,
     min_examples: Count = 8,
 ) -> Dataset:
     """Load labelled texts as padded token sequences. The training rows determine the vocabulary.

@@ -68,7 +68,7 @@ def test_rows_count_in_each_part_or_through_both(tmp_path: Path) -> None:
         ({"train": [[1], [2.5]]}, ["client 1", "integers"]),
         ({"train": [[1], ["a"]]}, ["client 1", "integers"]),
         ({"train": 3}, ["train", "clients=2"]),
-        ({"numbering": "rows"}, ["numbering", "parts or all"]),
+        ({"numbering": "rows"}, ["numbering", "file"]),
         ({"hash": "0" * 64}, ["hash"]),
         ({"tset": [[0], [1]]}, ["tset"]),
         ({"names": ["a"]}, ["names", "clients=2"]),

@@ -169,13 +169,6 @@ def test_two_tables_are_joined_by_the_names_of_columns() -> None:
         federation(*[f"data.{key}={value}" for key, value in missing.settings().items()])
 
 
-def test_numbers_that_are_text_are_noticed() -> None:
-    visits().assign(pressure=[f"{value:.2f}".replace(".", ",") for value in visits()["pressure"]]).to_csv("v.csv")
-    notes = federation("data.path=v.csv", *OF_CLIENTS[1:])[0].notes
-    assert len(notes) == 1 and "'pressure' is text with 119" in notes[0]
-    assert not federation(*OF_CLIENTS)[0].notes
-
-
 def test_numbers_that_are_categories_and_chosen_features() -> None:
     frame = pd.DataFrame({"site": [1, 2, 3, 1] * 5, "n": np.arange(20), "t": pd.to_datetime("2026-01-01")})
     frame.assign(y=[0, 1] * 10).to_csv("t.csv", index=False)

@@ -1,0 +1,27 @@
+"""Settings that are newer than a saved run: the values that they had before they existed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pflsim.config.components import TARGET
+
+BEFORE = {f"pflsim.data.splits.{name}": {"stratify": True} for name in ("merged", "counts")}
+"""The values that settings of components had, by target, before the settings existed."""
+
+
+def with_older(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the saved settings of a component, or of a run by dotted key, with those that are newer than it."""
+    targets = {key.removesuffix(TARGET): BEFORE.get(str(value), {}) for key, value in values.items() if TARGET in key}
+    older = {f"{prefix}{name}": value for prefix, more in targets.items() for name, value in more.items()}
+    return {**values, **{key: value for key, value in older.items() if key not in values}}
+
+
+def saved_config(path: Path) -> dict[str, Any]:
+    """Return the content of a config.yaml, with settings that are newer than it."""
+    import yaml
+
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return {key: with_older(node) if isinstance(node, Mapping) else node for key, node in dict(config).items()}

@@ -1,0 +1,354 @@
+"""What cells of tables are read as: numbers, names and categories, what is missing, what stops a run, and the card."""
+
+from __future__ import annotations
+
+import decimal
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from support import settings_of
+
+import pflsim
+from pflsim.data.content import partition_hash
+from pflsim.data.dataset import Dataset, dataset_warnings
+from pflsim.data.federate import load_federation
+from pflsim.data.sources.table import load
+from pflsim.errors import SettingsError
+
+N = 60
+rng = np.random.default_rng(0)
+BASE = pd.DataFrame({
+    "site": np.array(["Bern", "Chur", "Genf"])[np.arange(N) % 3], "a": rng.normal(size=N).round(3),
+    "b": rng.normal(size=N).round(3), "y": np.array(["no", "yes"])[rng.integers(0, 2, N)],
+})  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def folder(here: Path) -> None:
+    """Tests work in a folder of their own."""
+
+
+def read(text: str | pd.DataFrame, name: str = "t.csv", **settings: Any) -> Dataset:
+    """Write a file, or a frame as CSV without its index, and read it."""
+    if isinstance(text, pd.DataFrame):
+        text = text.to_csv(index=False)
+    Path(name).write_text(text, encoding="utf-8")
+    return load(path=name, **{"label": "y", "client": "site", "min_examples": 1, **settings})
+
+
+def inputs(data: Dataset) -> dict[str, str]:
+    """The kinds of the columns, without label and client."""
+    return {c["name"]: c["kind"] for c in data.card.columns if c["kind"] not in ("label", "client", "group")}
+
+
+def column(values: Any, **settings: Any) -> Dataset:
+    """The table with one more column."""
+    return read(BASE.assign(new=values), **settings)
+
+
+@pytest.mark.parametrize(
+    ("cells", "names"),
+    [
+        (["007", "7", "07"], ("007", "07", "7")),
+        (["1029384756102938475", "1029384756102938476", ""], ("1029384756102938475", "1029384756102938476")),
+        (["3.0", "12.0", "5"], ("3", "5", "12")),
+        (["3.0", "12.5", "5"], ("3.0", "5", "12.5")),
+        ([" Bern ", "Bern", "St.  Gallen"], ("Bern", "St. Gallen")),
+        (["Z\u00fcrich", "Zu\u0308rich", "Bern"], ("Bern", "Z\u00fcrich")),
+        (["10", "9", "NA"], ("9", "10")),
+        (["1e3", "20", "?"], ("20", "1e3")),
+        (["True", "False", "True"], ("False", "True")),
+    ],
+)
+def test_names_of_clients_are_as_written(cells: list[str], names: tuple[str, ...]) -> None:
+    assert read(BASE.assign(site=cells * (N // 3))).client_names == names
+
+
+def test_clients_of_typed_files_are_as_written() -> None:
+    ids = [1029384756102938475, None, 1029384756102938476] * (N // 3)
+    frame = BASE.assign(site=pd.array(ids, dtype="Int64"))
+    frame.to_parquet("t.parquet")
+    Path("t.jsonl").write_text(
+        "\n".join(json.dumps({**r, "site": i}) for r, i in zip(BASE.to_dict("records"), ids, strict=True))
+    )
+    for path in ("t.parquet", "t.jsonl"):
+        data = load(path=path, label="y", client="site", min_examples=1)
+        assert data.client_names == ("1029384756102938475", "1029384756102938476") and len(data.y) == N * 2 // 3
+    with pytest.raises(SettingsError, match="site.*text"):
+        load(**pflsim.Table(BASE.assign(site=np.array(ids, float)), label="y", client="site").settings())
+
+
+@pytest.mark.parametrize("key", ["label", "client", "group"])
+@pytest.mark.parametrize("word", ["NA", "None", "null", "n/a", "-", "?"])
+def test_a_word_for_missing_among_names_is_asked_about(key: str, word: str) -> None:
+    name = {"label": "y", "client": "site", "group": "g"}[key]
+    frame = BASE.assign(g=BASE["site"])
+    frame.loc[::4, name] = word
+    group = {"group": "g"} if key == "group" else {}
+    with pytest.raises(SettingsError, match=rf"15 cells {re.escape(word)}.*data\.missing=\[") as error:
+        read(frame, **group)
+    (remedy,) = re.findall(r"data\.missing=\[[^]]+\]", str(error.value))
+    words = ["data=table", "data.path=t.csv", "data.label=y", *(["data.group=g"] if group else []), remedy]
+    words += [] if key == "label" else ["data.client=site"]
+    assert len(load_federation(settings_of(*words, "clients=3", "partition=iid"))[0].y) == N * 3 // 4
+    assert len(read(frame, **group, missing=[word]).y) == N * 3 // 4
+    assert len(read(frame, **group, missing=[]).y) == N
+
+
+@pytest.mark.parametrize(
+    ("cells", "values"),
+    [
+        (["1", "2", "?"], [1, 2, np.nan]),
+        (["1.5", "NA", ""], [1.5, np.nan, np.nan]),
+        (["1", "\\N", "3"], [1, np.nan, 3]),
+        (["-", ".", "7"], [np.nan, np.nan, 7]),
+        (["TRUE", "FALSE", "NA"], [1, 0, np.nan]),
+        (["None", "nan", "-1e3"], [np.nan, np.nan, -1000]),
+        (["-99", "1", "2"], [np.nan, 1, 2]),
+    ],
+)
+def test_numbers_with_words_for_missing(cells: list[str], values: list[float]) -> None:
+    data = column(cells * (N // 3), missing=[-99])
+    assert inputs(data)["new"] == "number"
+    known = np.array(values * (N // 3))
+    found = next(c for c in data.card.columns if c["name"] == "new")
+    assert found["missing"] == np.isnan(known).sum() and found["mean"] == pytest.approx(np.nanmean(known))
+
+
+@pytest.mark.parametrize(
+    ("cells", "missing", "count"),
+    [
+        (["None", "Good", "Poor"], None, 3), (["None", "Good", "Poor"], ["None"], 2), (["NA", "x", ""], None, 2),
+        (["?", "a", "b"], [], 3), (["a", "b", "missing"], ["missing"], 2), (["A", "a", " a"], None, 2),
+    ],
+)  # fmt: skip
+def test_words_among_categories_are_categories_unless_listed(
+    cells: list[str], missing: list[str] | None, count: int
+) -> None:
+    data = column(cells * (N // 3), missing=missing)
+    found = next(c for c in data.card.columns if c["name"] == "new")
+    assert found["kind"] == "category" and len(found["values"]) == count
+    asked = missing is None and {*cells} & {"None", "NA"}
+    assert any("data.missing" in note and "'new'" in note for note in data.notes) == bool(asked)
+
+
+NUMBERS = [str(v) for v in rng.normal(size=N).round(3)]
+DATES = pd.date_range("2026-01-01", periods=N)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ([*NUMBERS[:-2], "missing", "<0.1"], "missing, <0.1"),
+        ([*NUMBERS[:40], *["low"] * 20], "low"),
+        ([f"{1000 + i},50" for i in range(N)], "marks"),
+        ([f"{i}%" for i in range(N)], "marks"),
+        ([f"€ {i}.000,00" for i in range(N)], "marks"),
+        ([f"{i} 000" for i in range(N)], "marks"),
+        ([d.strftime("%Y-%m-%d") for d in DATES], "dates"),
+        ([d.strftime("%d.%m.%Y") for d in DATES], "dates"),
+        ([d.strftime("%m/%d/%Y") for d in DATES], "dates"),
+        ([d.strftime("%Y-%m-%d %H:%M") for d in DATES], "dates"),
+        ([f"name {i}" for i in range(N)], "60 different values"),
+        ([f"name {i % 35}" for i in range(N)], "35 different values"),
+    ],
+)  # fmt: skip
+def test_columns_that_are_no_categories_stop_the_run_all_at_once(values: list[str], says: str) -> None:
+    frame = BASE.assign(new=values, other=[f"text {i}" for i in range(N)], c=1.5)
+    with pytest.raises(SettingsError, match=r"data\.exclude=\[c,new,other\]") as error:
+        read(frame, exclude=["c"])
+    assert says in str(error.value)
+    assert {*inputs(read(frame, exclude=["c", "new", "other"]))} - {"c", "new", "other"} == {"a", "b"}
+    assert inputs(read(frame, features=["a", "new"]))["new"] == "category"
+    assert inputs(read(frame, categorical=["new"], exclude=["other"]))["new"] == "category"
+
+
+def test_dates_of_typed_files_stop_the_run() -> None:
+    BASE.assign(day=DATES).to_parquet("t.parquet")
+    with pytest.raises(SettingsError, match=r"'day' is datetime.*data\.exclude=\[day\]"):
+        load(path="t.parquet", label="y", client="site")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("y,site,a,y\n1,x,2,1\n", "'y'"),
+        ("y;a;a\n1;2;3\n", "'a'"),
+        ("5.1,3.5,1.4,0.2,setosa\n4.9,3.0,1.4,0.2,setosa\n", "header"),
+        ("1,1,0,3\n2,1,0,3\n", "header"),
+        ("y,a\n1,2,3\n4,5,6\n", "2 names"),
+        ("y;a\n1,5;2\n2.5;3\n", "1,5.*2.5"),
+        ('{"y": 1, "a": 2, "a": 3}', "'a'"),
+    ],
+)
+def test_files_that_are_not_what_they_seem_are_refused(text: str, says: str) -> None:
+    with pytest.raises(SettingsError, match=says):
+        read(text, name="t.jsonl" if text[0] == "{" else "t.csv", client=None)
+
+
+@pytest.mark.parametrize(("separator", "decimal"), [(";", ","), (";", "."), ("\t", "."), (",", ".")])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_separators_and_decimal_marks(separator: str, decimal: str, encoding: str) -> None:
+    BASE.assign(note='x, "y"; z').to_csv("t.csv", sep=separator, decimal=decimal, index=False, encoding=encoding)
+    data = load(path="t.csv", label="y", client="site")
+    means = {c["name"]: c.get("mean") for c in data.card.columns}
+    assert means["a"] == pytest.approx(BASE["a"].mean()) and data.client_names == ("Bern", "Chur", "Genf")
+    assert inputs(data) == {"a": "number", "b": "number", "note": "category"}
+
+
+def test_typed_columns_keep_their_types() -> None:
+    frame = BASE.assign(
+        d=[decimal.Decimal(str(v)) for v in BASE["a"]], code=[str(i % 3) for i in range(N)], truth=BASE["a"] > 0,
+        mixed=pd.Series([*BASE["b"][:-1], "?"], dtype=object), n=pd.array([*range(N - 1), None], dtype="Int64"),
+    )  # fmt: skip
+    kinds = {"d": "number", "code": "category", "truth": "number", "mixed": "number", "n": "number"}
+    found = inputs(load(**pflsim.Table(frame, label="y", client="site").settings()))
+    assert {name: found[name] for name in kinds} == kinds
+    frame.drop(columns="mixed").set_index("site").to_parquet("t.parquet")
+    found = inputs(load(path="t.parquet", label="y", client="site"))
+    assert {name: found[name] for name in ("d", "code", "truth", "n")} == {
+        k: v for k, v in kinds.items() if k != "mixed"
+    }
+    indexed = pflsim.Table(BASE.set_index(pd.Index(np.arange(N) % 4 / 2, name="i")), label="y", client="site")
+    assert inputs(load(**indexed.settings())) == {"i": "not used", "a": "number", "b": "number"}
+    assert inputs(load(**replace(indexed, features=["i"]).settings()))["i"] == "number"
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_column_that_counts_the_rows_is_no_input(first: int) -> None:
+    frame = BASE.set_axis(range(first, N + first))
+    data = read(frame.to_csv())
+    assert inputs(data) == {"Unnamed: 0": "not used", "a": "number", "b": "number"}
+    assert inputs(read(frame.to_csv(), features=["Unnamed: 0", "a"]))["Unnamed: 0"] == "number"
+    shuffled = frame.iloc[::-1].to_csv()
+    assert inputs(read(shuffled))["Unnamed: 0"] == "number" and any("Unnamed: 0" in n for n in read(shuffled).notes)
+
+
+@pytest.mark.parametrize(
+    ("values", "settings", "named"),
+    [
+        ([-99, -99, *rng.normal(size=N - 2)], {}, "-99"),
+        ([*rng.normal(size=N - 2), 999, 999], {}, "999"),
+        ([*rng.normal(size=N - 1), 999], {}, ""),
+        ([*rng.integers(0, 1000, N - 2), 999, 999], {}, ""),
+        ([-99, -99, *rng.normal(size=N - 2)], {"missing": [-99]}, ""),
+        (rng.permutation(N) + 100, {}, "data.exclude=[new]"),
+        (np.where(BASE["y"] == "yes", 2, 3), {}, "single label"),
+        (np.where(BASE["y"] == "yes", "home", "ward"), {}, "single label"),
+    ],
+)
+def test_doubtful_columns_are_named(values: Any, settings: dict[str, Any], named: str) -> None:
+    notes = [note for note in column(values, **settings).notes if "new" in note]
+    assert bool(notes) == bool(named) and all(named in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("cells", "values", "classes"),
+    [
+        (["0", "2", "5"], tuple(range(6)), 6), (["7", "07", "7"], ("07", "7"), 2),
+        (["True", "False", ""], (False, True), 2),
+        (["b", "a", "c"], ("a", "b", "c"), 3), (["10", "9", "x"], ("10", "9", "x"), 3), (["3", "NA", "4"], (3, 4), 2),
+        ([f"{10**19}", f"{10**19 + 1}", f"{10**19}"], (f"{10**19}", f"{10**19 + 1}"), 2),
+    ],
+)  # fmt: skip
+def test_labels_are_as_written(cells: list[str], values: tuple[Any, ...], classes: int) -> None:
+    data = read(BASE.assign(y=cells * (N // 3)))
+    assert (data.values, data.num_classes) == (values, classes)
+
+
+def test_a_changed_frame_is_read_again() -> None:
+    for kind in ("table", "text"):
+        frame = BASE.assign(text="a b c")
+        given = pflsim.Table(frame, label="y", client="site").settings()
+        settings = [f"data={kind}", *(f"data.{k}={v}" for k, v in given.items()), "split.stratify=true"]
+        before = load_federation(settings_of(*settings))[0].y
+        frame["y"] = frame["y"].to_numpy()[::-1]
+        assert load_federation(settings_of(*settings))[0].y.tolist() == before.tolist()[::-1]
+
+
+def grouped(per_site: bool) -> tuple[Dataset, Any]:
+    """Rows of 20 patients; without `per_site`, patients are seen at several sites."""
+    patients = np.arange(N) % 3 * 10 + rng.integers(0, 7, N) if per_site else rng.integers(0, 20, N)
+    read(BASE.assign(patient=[f"p{i}" for i in patients]))
+    words = ["data=table", "data.path=t.csv", "data.label=y", "data.client=site", "split.validation=0.2"]
+    dataset, partition = load_federation(settings_of(*words, "data.group=patient"))
+    other = load_federation(settings_of(*words, "data.exclude=[patient]"))
+    assert partition_hash(dataset, partition) != partition_hash(*other)
+    return dataset, partition
+
+
+@pytest.mark.parametrize("per_site", [True, False])
+def test_rows_of_a_group_stay_on_one_side(per_site: bool) -> None:
+    dataset, partition = grouped(per_site)
+    assert dataset.groups is not None and inputs(dataset) == {"a": "number", "b": "number"}
+    sides = [{*dataset.groups[np.concatenate(part)]} for part in (partition.train, partition.val, partition.test)]
+    assert all(sides) and not sides[0] & sides[1] and not sides[1] & sides[2] and not sides[0] & sides[2]
+    rows = sorted(np.concatenate([*partition.train, *partition.val, *partition.test]).tolist())
+    assert rows == [*range(N)]
+    if per_site:
+        assert all(4 <= len(test) <= 10 for test in partition.test)  # a quarter of 20 rows, rounded up to a whole group
+
+
+@pytest.mark.parametrize("words", [["split=counts"], ["split.stratify=true"], ["split=official"]])
+def test_other_divisions_cannot_keep_groups_together(words: list[str]) -> None:
+    read(BASE.assign(patient=np.arange(N) // 4))
+    given = ["data=table", "data.path=t.csv", "data.label=y", "data.client=site", "data.group=patient"]
+    with pytest.raises(SettingsError, match=r"data\.group"):
+        load_federation(settings_of(*given, *words))
+
+
+def test_rows_keep_the_numbers_of_the_file() -> None:
+    frame = BASE.copy()
+    frame.loc[[0, 7], "y"] = ""
+    frame.loc[3, "site"] = ""
+    frame.to_csv("t.csv", index=False)
+    words = ["data=table", "data.path=t.csv", "data.label=y", "data.client=site"]
+    dataset, partition = pflsim_partition(words, "first")
+    saved = json.loads(Path("first/partition.json").read_text())
+    rows = sorted(row for part in ("train", "val", "test") for client in saved[part] for row in client)
+    assert rows == [row for row in range(N) if row not in (0, 3, 7)] and saved["numbering"] == "file"
+    for client, own in enumerate(saved["train"]):
+        assert {*frame["site"][own]} == {partition.names[client]}
+    explicit = ["partition=explicit", "partition.path=first/partition.json", "clients=3"]
+    again = pflsim_partition([*words, *explicit], "again")
+    assert partition_hash(*again) == saved["hash"]
+    older = {**saved, "numbering": "all", "train": [p.tolist() for p in partition.train],
+             "val": [p.tolist() for p in partition.val], "test": [p.tolist() for p in partition.test]}  # fmt: skip
+    Path("old.json").write_text(json.dumps(older))
+    again = pflsim_partition([*words, "partition=explicit", "partition.path=old.json", "clients=3"], "older")
+    assert partition_hash(*again) == saved["hash"]
+    with pytest.raises(SettingsError, match="row 3 "):
+        Path("gone.json").write_text(json.dumps({"numbering": "file", "train": [[1], [2], [3]]}))
+        pflsim_partition([*words, "partition=explicit", "partition.path=gone.json", "clients=3"], "gone")
+
+
+def pflsim_partition(words: list[str], folder: str) -> tuple[Dataset, Any]:
+    """The data set and the partition that are written to a folder."""
+    from pflsim.data.record import write_federation
+
+    return write_federation(settings_of(*words), Path(folder))
+
+
+def test_the_card_has_what_the_user_knows(capsys: pytest.CaptureFixture[str]) -> None:
+    frame = BASE.assign(c=["", "x", "y", "x"] * (N // 4), rows=range(N))
+    frame.loc[5, "site"] = ""
+    table = pflsim.Table(frame.replace("", None), label="y", client="site", min_examples=20, exclude=["b"])
+    card = dict(table.card().lines)
+    assert card["rows"].startswith("40 ") and "1 without a client" in card["left out"] and "19" in card["left out"]
+    assert card["clients (site)"].startswith("2; each 20") and card["missing cells"].startswith("c 10")
+    assert card["numbers"] == "1: a" and card["categories"] == "1: c 2" and card["not used"] == "b, rows"
+    assert len(str(table.card()).splitlines()) <= 12
+    frame.to_csv("t.csv", index=False)
+    pflsim_partition(["data=table", "data.path=t.csv", "data.label=y", "data.client=site"], "made")
+    assert "clients (site)" in capsys.readouterr().out
+    assert json.loads(Path("made/data_card.json").read_text())["card"]["clients (site)"].startswith("3")
+
+
+def test_no_warning_for_a_plain_table() -> None:
+    assert dataset_warnings(read(BASE)) == ()
