@@ -111,7 +111,7 @@ class SavedModels:
 
     def __init__(self, folder: Path, round_name: str | None = None):
         best = read_run(folder).at("best_val")
-        self.settings = saved_settings(folder)
+        self.settings = saved_settings(folder, ("method", "model"))
         self.clients = self.settings.clients - self.settings.eval.holdout_clients
         self.method = component_name(self.settings, "method")
         self.checkpoint = choose_checkpoint(folder / "checkpoints", round_name, best and best.round)
@@ -284,23 +284,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
 
     def export() -> None:
-        for path, tensors in exported(given.run, given.client, given.round, given.model, given.out):
-            print(f"{path}, {path.stem}.safetensors: {tensors} tensors")
+        for path, tensors, round_number in exported(given.run, given.client, given.round, given.model, given.out):
+            print(f"{path}, {path.stem}.safetensors: {tensors} tensors of round {round_number}")
 
     return exit_status(export)
 
 
 def exported(
     run: Path, clients: str | None, round_name: str | None, model: ModelKind | None, out: Path | None
-) -> Iterator[tuple[Path, int]]:
-    """Write models of a run, see `main`; yields the file of each program and its number of tensors."""
+) -> Iterator[tuple[Path, int, int]]:
+    """Write models of a run, see `main`; yields the file of each program, its number of tensors, and their round."""
     saved = SavedModels(run, round_name)
     for client in _clients(clients, saved):
         loaded = saved.load(client, model)
         whose = "global" if client is None else f"client_{saved.names[loaded.about['client']].replace('/', '%2F')}"
         other = client is not None and loaded.predict_global != (loaded.client.reported_model == "global")
         name = f"{whose}_{loaded.about['model']}" if other else whose
-        yield write(loaded, out or run / "export", name)
+        yield *write(loaded, out or run / "export", name), saved.checkpoint.round
 
 
 def _clients(text: str | None, saved: SavedModels) -> Sequence[int | str | None]:

@@ -205,7 +205,7 @@ def export(
         SettingsError: there is no such model, or torch.export cannot export it.
     """
     name, at = (None if value is None else str(value) for value in (client, round))
-    return [path for path, _ in _exports().exported(_folder(run), name, at, model, None if out is None else Path(out))]
+    return [path for path, *_ in _exports().exported(_folder(run), name, at, model, None if out is None else Path(out))]
 
 
 def _exports() -> Any:

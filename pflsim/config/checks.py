@@ -22,11 +22,12 @@ UNUSED = {
 """Settings without effect, by server optimiser."""
 
 
-def settings_from(config: Mapping[str, Any]) -> Settings:
+def settings_from(config: Mapping[str, Any], used: Sequence[str] = COMPONENTS) -> Settings:
     """Return the settings of a run, checked: names, types, bounds, choices, contradictions, and components.
 
     Args:
         config: values by key, nested as `Settings` is. A missing value has its default; a component is required.
+        used: components that have to exist in this process.
 
     Raises:
         SettingsError: a setting is wrong.
@@ -35,7 +36,7 @@ def settings_from(config: Mapping[str, Any]) -> Settings:
     for name in COMPONENTS:
         if not getattr(settings, name):
             raise SettingsError(f"{name} is not set; give {name}=NAME ({program()} --help lists the names)")
-    return replace(settings, **{name: check_component(getattr(settings, name), name) for name in COMPONENTS})
+    return replace(settings, **{name: check_component(getattr(settings, name), name) for name in used})
 
 
 def run_settings(config: Mapping[str, Any]) -> Settings:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pflsim.config.checks import check, settings_from
+from pflsim.config.components import COMPONENTS
 from pflsim.config.settings import Settings, dotted
 from pflsim.config.validate import check_no_password, checked, is_url
 from pflsim.errors import SettingsError
@@ -50,8 +51,8 @@ def run_folder(asked: str, root: Path = Path("runs")) -> Path:
     return folder
 
 
-def saved_settings(folder: Path) -> Settings:
-    """Read the settings of a run from its config.yaml.
+def saved_settings(folder: Path, used: Sequence[str] = COMPONENTS) -> Settings:
+    """Read the settings of a run from its config.yaml; `used` as in `settings_from`.
 
     Raises:
         SettingsError: it cannot be read, does not contain valid settings, or the run has another format.
@@ -61,7 +62,7 @@ def saved_settings(folder: Path) -> Settings:
     read_environment(folder)  # refuses another format
     path = folder / CONFIG
     try:
-        return settings_from(saved_config(path))
+        return settings_from(saved_config(path), used)
     except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
         raise SettingsError(f"{path} cannot be used: {str(error).partition(chr(10))[0]}") from error
 
