@@ -137,12 +137,17 @@ def numbers_of_cells(column: Series, missing: Iterable[str] = ()) -> np.ndarray 
     Args:
         column: of a frame.
         missing: further words, or numbers, that are missing.
+
+    Raises:
+        ValueError: a number is infinite.
     """
     from pandas import factorize
 
     gone = {word.lower() for word in missing}
     if column.dtype.kind in NUMBERS:
         found = column.to_numpy(dtype=np.float64, na_value=np.nan)
+        if np.isinf(found).any():
+            raise ValueError(f"column {column.name!r} has infinite values; mark missing ones as such")
         lost = [number for word in gone if (number := as_number(word)) is not None]
         return np.where(np.isin(found, lost), np.nan, found) if lost else found
     codes, values = factorize(column)

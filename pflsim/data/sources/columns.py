@@ -29,6 +29,7 @@ MARKS = re.compile(r"[\s'’,%€$£¥]|\.(?=\d{3}(\D|$))")
 """Currencies, per cent, and marks of thousands."""
 ROWS_A_VALUE = 5
 """A column with fewer rows a value can have one label for each by chance."""
+SAMPLE = 10_000
 ODD = "cMm"
 """Kinds of types that are neither numbers nor text: complex numbers, dates and durations."""
 
@@ -166,6 +167,8 @@ def _determines(column: Column, y: np.ndarray) -> bool:
     """Return whether each value has one label, with at least `ROWS_A_VALUE` rows a value."""
     from pandas import factorize
 
+    if len(column.cells) > SAMPLE and column.cells.sample(SAMPLE, random_state=0).is_unique:
+        return False  # it has many more values, which would take long to count
     codes, values = factorize(column.cells)
     known = codes >= 0
     if not 1 < len(values) <= known.sum() / ROWS_A_VALUE:

@@ -91,8 +91,6 @@ class Encoder:
             with reading(f"column {name!r}", "finite numbers"):
                 if (cells := numbers_of_cells(frame[name], self.missing)) is None:
                     raise ValueError("there is text")
-                if np.isinf(cells).any():
-                    raise ValueError("infinite values; mark missing ones as such")
                 found[name] = cells
         for name in self.categories:
             texts = names_of_cells(frame[name])
@@ -157,6 +155,8 @@ def load(
     Raises:
         SettingsError: the file cannot be read, or a column is missing or is no number and no category.
     """
+    import pandas
+
     given = dict(path=path, test=test, label=label, client=client, group=group, missing=missing)
     source = Source.of({**given, "min_examples": min_examples})
     rows, inputs = _read(source, features, exclude or (), categorical or ())
@@ -165,7 +165,8 @@ def load(
         [column.name for column in inputs if not column.is_number],
         source.missing or (),
     )
-    content, words = encoder.columns(rows.frame), None if source.missing is None else source.missing
+    numbers_first = sorted(inputs, key=lambda column: not column.is_number)
+    content: Any = pandas.DataFrame({column.name: column.cells for column in numbers_first})
 
     def fitted(dataset: Dataset, partition: Partition) -> Dataset:
         whole = np.unique(np.concatenate(partition.train))
@@ -181,7 +182,7 @@ def load(
                     x[own] = used[-1].transform(content.iloc[own])
         return replace(dataset, x=x, encoder=dumped(replace(encoder, fitted=used)))
 
-    notes = (*rows.targets.notes, *doubts(rows.targets.name, inputs, rows.targets, words))
+    notes = (*rows.targets.notes, *doubts(rows.targets.name, inputs, rows.targets, source.missing))
     dataset = rows.dataset(content, np.float32, fit=fitted)
     return replace(dataset, notes=notes, card=card_of(source, rows, inputs))
 
