@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from made_runs import made
 
+from pflsim.analysis.comparison import compare
 from pflsim.analysis.groups import check_comparable, group_runs
 from pflsim.analysis.runs import Run, incomplete
+from pflsim.analysis.tables import remarks
 from pflsim.config.settings import Checkpoint, Eval, Placement
 from pflsim.errors import SettingsError
 
@@ -39,6 +41,19 @@ def test_seeds_make_a_group(make: Make) -> None:
     assert local.seeds == fedavg.seeds == (0, 1, 2)
     assert local.runs == (runs[2], runs[4], runs[0])
     assert check_comparable([local, fedavg]) == []
+
+
+@pytest.mark.parametrize(
+    ("split", "named"),
+    [
+        ({"test_by": "labels", "stratify": True}, True), ({"test_by": "clients", "stratify": True}, False),
+        ({"stratify": True}, True), ({"stratify": False}, False), ({}, False),
+    ],
+)  # fmt: skip
+def test_rows_that_favour_personal_models_are_named(split: dict[str, Any], named: bool, make: Make) -> None:
+    runs = [make(method=method, parts={"split": split}, names={"split": "drawn"}) for method in ("local", "fedavg")]
+    found = [line for line in remarks(compare(group_runs(runs))) if line.startswith("split=drawn")]
+    assert len(found) == named
 
 
 def test_what_changes_no_result_makes_no_group(make: Make) -> None:

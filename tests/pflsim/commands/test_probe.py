@@ -11,6 +11,7 @@ from support import in_this_process
 
 from pflsim import cli
 from pflsim.commands import probe
+from pflsim.config.compose import CONFIGS
 from pflsim.errors import SettingsError
 
 
@@ -42,6 +43,25 @@ def test_errors(
     monkeypatch.chdir(tmp_path)
     assert cli.main(["probe", *words]) == 2
     assert said in capsys.readouterr().err and not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("words", "more"),
+    [
+        ("data=digits", ["split=merged"]), ("data=digits split.validation=0.2", ["split=merged"]),
+        ("data=digits split=counts", []), ("data=synthetic partition=by_client split.test_by=clients", []),
+        ("data=digits split=merged split.stratify=true", None), ("data=digits split=official", None),
+        ("data=digits split.test_by=labels", None),
+    ],
+)  # fmt: skip
+def test_test_rows_are_drawn_at_random(words: str, more: list[str] | None, tmp_path: Path) -> None:
+    """Those with the label shares of training rows, the default, favour personal models by themselves."""
+    asked = probe.Probe(tmp_path, words.split(), [CONFIGS])
+    if more is None:
+        with pytest.raises(SettingsError, match="split=merged"):
+            asked.drawn_at_random()
+    else:
+        assert asked.drawn_at_random().words == [*words.split(), *more]
 
 
 def test_files_are_not_mixed_with_those_of_another_probe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
