@@ -207,10 +207,10 @@ def dataset_warnings(dataset: Dataset) -> tuple[str, ...]:
         with np.errstate(over="ignore"):
             size = float(np.sqrt(np.dot(x, x) / x.size))
         if size > MAX_RMS:
-            found.append(
-                f"{dataset.name}: inputs are not scaled (root mean square {size:.4g}), so training may diverge; set "
-                "data.standardize=true, or divide them, for example by 255"
-            )
+            remedy = "set data.standardize=true, or divide them, for example by 255"
+            remedy = "are columns of data.test in other units?" if dataset.encoder else remedy
+            said = f"inputs are not scaled (root mean square {size:.4g}), so training may diverge"
+            found.append(f"{dataset.name}: {said}; {remedy}")
     return tuple(found)
 
 

@@ -77,9 +77,31 @@ def _read_csv(path: str, texts: Collection[str]) -> DataFrame:
     if len(first) > len(names):
         raise ValueError(f"its header has {len(names)} names, but the row below it {len(first)} cells; name them all")
     decimal = _decimal_mark(path) if separator == ";" else "."
+    options: Any = {"sep": separator, "keep_default_na": False, "na_values": [""], "encoding": "utf-8-sig"}
     own: Any = dict.fromkeys(texts, object)
-    return read_csv(path, sep=separator, decimal=decimal, dtype=own, keep_default_na=False, na_values=[""],
-                    low_memory=False, encoding="utf-8-sig")  # fmt: skip
+    frame = read_csv(path, decimal=decimal, dtype=own, low_memory=False, **options)
+    doubtful = [name for name in frame.columns if _like_thousands(frame[name])]
+    raw = read_csv(path, usecols=doubtful, dtype=object, **options) if doubtful else frame
+    for name in doubtful:
+        marked = [text for text in raw[name].dropna() if not text.strip().isdecimal()]
+        if all(re.fullmatch(r"[1-9]\d{0,2}[.,]\d{3}", text.strip()) for text in marked):
+            said = f"{marked[0]} among whole numbers below 1000: are these thousands?"
+            raise ValueError(f"column {name!r} has {said} Take their marks out, or write 12.000 for 12")
+    for name in own if decimal == "," else ():
+        cells = frame[name].dropna() if name in frame.columns else []
+        if all(re.fullmatch(r" *[-+]?\d+(,\d+)? *", text) for text in cells):
+            frame[name] = frame[name].str.replace(",", ".")
+    return frame
+
+
+def _like_thousands(column: Any) -> bool:
+    """Return whether numbers could be 987 and 1.011 for 1011: below 1000, whole or with at most three decimals."""
+    if column.dtype.kind != "f":
+        return False
+    cells = column.dropna().to_numpy()
+    whole = cells == np.rint(cells)
+    near = np.abs(cells * 1000 - np.rint(cells * 1000)) < 1e-6
+    return bool(near.all() and whole.any() and not whole.all() and cells.min() >= 0 and cells.max() < 1000)
 
 
 def _decimal_mark(path: str) -> str:

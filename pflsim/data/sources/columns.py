@@ -72,6 +72,8 @@ def columns_of(rows: Rows, used: Sequence[str], categorical: Sequence[str], miss
     for name in used:
         column: Any = rows.frame[name]
         numbers = None
+        if column.map(lambda cell: isinstance(cell, list | dict)).any() if column.dtype == object else False:
+            raise SettingsError(f"column {name!r} has lists or mappings; data.exclude=[{name}] leaves it out")
         if name not in categorical and name not in rows.declared:
             numbers = numbers_of_cells(column, missing)
         if numbers is not None:
@@ -145,8 +147,19 @@ def doubts(name: str, columns: Sequence[Column], dataset: Dataset, missing: Sequ
     for each, cells in numbers.items():
         if code := _code(cells):
             yield f"{name}: {code[1]} cells of {each!r} are {code[0]}, far from the others; data.missing=[{code[0]}]?"
+    if dataset.values and isinstance(dataset.values[0], int) and (code := _code(np.array(dataset.values)[dataset.y])):
+        yield f"{name}: {code[1]} labels are {code[0]}, far from the others; data.missing=[{code[0]}]?"
+    new = [f"{c.name} {', '.join(sorted(values)[:3])}" for c in columns if (values := _only_tested(c, dataset))]
+    if new:
+        yield f"{name}: categories that no row of data.path has: {'; '.join(new)}"
     if dataset.task == "classification" and (same := [c.name for c in columns if _determines(c, dataset.y)]):
         yield f"{name}: each value of {', '.join(same)} has a single label; check that it is known before the label"
+
+
+def _only_tested(column: Column, dataset: Dataset) -> set[str]:
+    """Return the texts that only rows of the official test part have."""
+    parts = np.split(column.cells.to_numpy(), [dataset.train_size]) if column.counts else ([], [])
+    return {text for text in {*parts[1]} - {*parts[0]} if isinstance(text, str)}
 
 
 def _numbers_rows(cells: np.ndarray) -> bool:

@@ -63,7 +63,7 @@ class Rows:
         frame: the rows.
         targets: the data set.
         declared: columns that are text by their type, not by their content.
-        aside: columns that count the rows, or are the index of a frame: inputs only if the settings name them.
+        aside: columns that are empty, count the rows, or are the index of a frame; inputs only if they are named.
         lost: the number of rows that are left out, by reason.
     """
 
@@ -168,7 +168,7 @@ def _frame(path: str, key: str, texts: Collection[str]) -> tuple[DataFrame, set[
     """Return a file, a folder of texts or a frame of this process, with names of columns as text.
 
     Returns:
-        The frame, the columns that are text by their type, and those that count the rows or are an index.
+        The frame, the columns that are text by their type, and those that are empty, count the rows or are an index.
     """
     from pandas import DataFrame
 
@@ -184,12 +184,13 @@ def _frame(path: str, key: str, texts: Collection[str]) -> tuple[DataFrame, set[
         frame = (frame.reset_index([*filter(None, frame.index.names)]) if index else frame).rename(columns=str)
         check_names([*frame.columns])
         declared = set() if untyped else {name for name in frame.columns if _is_text(frame[name])}
-        return frame, declared, index | {name for name in frame.columns if counts_rows(frame[name])}
+        empty = {name for name in frame.columns if bool(frame[name].isna().all())}
+        return frame, declared, index | empty | {name for name in frame.columns if counts_rows(frame[name])}
 
 
 def _is_text(column: Any) -> bool:
     """Return whether all cells of a typed column are text."""
-    return column.dtype.kind == "O" and all(isinstance(value, str) for value in column.dropna().unique())
+    return column.dtype.kind == "O" and all(isinstance(value, str) for value in column.dropna())
 
 
 def given_as(key: str, path: str | None) -> str:

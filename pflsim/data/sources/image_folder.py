@@ -84,7 +84,13 @@ def load(
     if len(called) > 1 and (left_out or called != ["train", "test"]):
         parts_read = f"{name}: {' and '.join(called[:-1])} is the training part, {called[-1]} the test part"
         notes.append(parts_read + f"; other folders are left out: {left_out}" * bool(left_out))
+    counts = np.bincount(y, minlength=len(names))
+    card += (("classes", ", ".join(f"{c} {count:,}" for c, count in zip(names, counts, strict=True))),)
     card += (("skipped", files.skipped),) if files.skipped else ()
+    if parts_as_classes := [c for c in names if c.lower() in PARTS]:
+        notes.append(
+            f"{name}: {', '.join(parts_as_classes)} are classes here, not parts, because there are other folders"
+        )
     dataset = Dataset(name, x, y, len(names), ends[max(len(ends) - 2, 0)], scale=scale_of(x))
     dataset = replace(dataset, values=tuple(names), notes=tuple(notes), card=Card(card))
     return finished(dataset if len(parts) > 1 else fixed_split(dataset), standardize)

@@ -51,11 +51,14 @@ class Table:
 
     def card(self) -> Card:
         """Return what is read of the table, before anything is trained; it prints as a table."""
-        return load(**self.settings()).card
+        data = load(**self.settings())
+        return Card((*data.card.lines, *(("warning", note) for note in data.notes)), data.card.columns)
 
     def settings(self) -> dict[str, Any]:
         """Return the settings of `data=table`; frames are kept in this process under a name."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)[2:-1]}
+        given: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)[2:-1]}
+        for key in ("label", "client", "group"):
+            given[key] = None if given[key] is None else str(given[key])
         for key, part, name in (("path", self.frame, self.name), ("test", self.test, f"{self.name}_test")):
             is_file = part is None or isinstance(part, str | Path)
             given[key] = part if is_file else keep_object(name, part)

@@ -192,6 +192,34 @@ def test_files_that_are_not_what_they_seem_are_refused(text: str, says: str) -> 
         read(text, name="t.jsonl" if text[0] == "{" else "t.csv", client=None)
 
 
+def test_numbers_of_half_of_europe() -> None:
+    frame = BASE.assign(grade=np.tile([1.0, 2.3, 3.7], N // 3), income=["987", "1.011", "18.992"] * (N // 3))
+    frame.drop(columns="income").to_csv("t.csv", sep=";", decimal=",", index=False)
+    data = load(path="t.csv", label="grade", client="site")
+    assert data.task == "regression" and sorted({*data.y[:, 0].tolist()}) == pytest.approx([1, 2.3, 3.7])
+    for separator, mark in ((";", "."), (";", ","), (",", ".")):
+        cells = frame["income"].str.replace(".", mark)
+        with pytest.raises(SettingsError, match=rf"'income' has 1\{mark}011 .*thousands"):
+            read(frame.assign(income=cells).drop(columns=["a", "b", "grade"]).to_csv(sep=separator, index=False))
+    assert inputs(read(frame.assign(income=["987.5", "1.011", "18.992"] * (N // 3))))["income"] == "number"
+
+
+def test_a_column_of_lists_is_named_and_can_be_left_out() -> None:
+    records = [{**record, "tags": ["a", "b"], "none": None} for record in BASE.to_dict("records")]
+    Path("t.jsonl").write_text("\n".join(map(json.dumps, records)))
+    with pytest.raises(SettingsError, match=r"'tags'.*data\.exclude=\[tags\]"):
+        load(path="t.jsonl", label="y", client="site")
+    found = inputs(load(path="t.jsonl", label="y", client="site", exclude=["tags"]))
+    assert found == {"a": "number", "b": "number", "tags": "not used", "none": "not used"}
+
+
+def test_what_only_test_rows_have_is_named() -> None:
+    frame = BASE.assign(sex=["f", "m"] * (N // 2))
+    frame.assign(sex=frame["sex"].str.upper()).to_csv("test.csv", index=False)
+    assert any("sex F, M" in note for note in read(frame, test="test.csv").notes)
+    assert any("labels are -99" in note for note in read(BASE.assign(y=[-99, 1, 2, 1, 2] * (N // 5))).notes)
+
+
 @pytest.mark.parametrize(("separator", "decimal"), [(";", ","), (";", "."), ("\t", "."), (",", ".")])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
 def test_separators_and_decimal_marks(separator: str, decimal: str, encoding: str) -> None:

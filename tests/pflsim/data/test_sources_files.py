@@ -227,7 +227,7 @@ def test_image_folder_errors(tmp_path):
         ("train/a train/b test/a drafts/a", "ab", (2, 3), "drafts"),
         ("train/a train/a/x train/b", "ab", (2, 3), ""),
         ("train/a train/b val/a test", "ab", (2, 3), "val"),
-        ("train bus car", ["bus", "car", "train"], (3, 3), ""),
+        ("train bus car", ["bus", "car", "train"], (3, 3), "train"),
         (".git/a a __MACOSX/a b", "ab", (2, 2), ""),
     ],
 )
