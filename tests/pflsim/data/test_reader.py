@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn import datasets
 from support import settings_of
 
 import pflsim
@@ -21,6 +22,7 @@ from pflsim.data.federate import load_federation
 from pflsim.data.sources.table import load
 from pflsim.errors import SettingsError
 
+VISITS = Path(__file__).resolve().parents[3] / "examples" / "visits.csv"
 N = 60
 rng = np.random.default_rng(0)
 BASE = pd.DataFrame({
@@ -288,6 +290,28 @@ def test_doubtful_columns_are_named(values: Any, settings: dict[str, Any], named
 def test_labels_are_as_written(cells: list[str], values: tuple[Any, ...], classes: int) -> None:
     data = read(BASE.assign(y=cells * (N // 3)))
     assert (data.values, data.num_classes) == (values, classes)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("wine", "9879e12f924d4ba5"), ("breast_cancer", "39c6dad00de19f4a"), ("iris", "232bba0a7362a2fd"),
+        ("diabetes", "2dc8c7558df1c355"), ("visits", "98db4131a9681b37"),
+    ],
+)  # fmt: skip
+def test_plain_tables_have_the_partition_of_earlier_versions(name: str, expected: str) -> None:
+    """Hashes of commit 7eb01b5, by its reader."""
+    words = ["data=table", f"data.path={name}.csv", "data.label=target", "method=fedavg", "model=linear", "seed=3"]
+    words += ["data.min_examples=2", "split.stratify=true"] + (["task=regression"] if name == "diabetes" else [])
+    if name == "visits":
+        pd.read_csv(VISITS).to_csv("visits.csv", index=False)
+        words += ["data.label=readmitted", "data.client=hospital"]
+    else:
+        frame = getattr(datasets, f"load_{name}")(as_frame=True).frame
+        frame.rename(columns=lambda c: re.sub("[()]", "", c.replace(" ", "_"))).to_csv(f"{name}.csv", index=False)
+        words += ["partition=iid", "clients=4"]
+    words = [word for word in words if word != "data.label=target" or name != "visits"]
+    assert partition_hash(*load_federation(settings_of(*words))).startswith(expected)
 
 
 def test_a_changed_frame_is_read_again() -> None:

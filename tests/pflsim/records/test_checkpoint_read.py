@@ -125,6 +125,17 @@ def test_the_header_names_every_difference(folder: Path) -> None:
         check_header(checkpoint, other, pytest.fail)
 
 
+@pytest.mark.parametrize(("target", "card", "named"), [("table", 0, 1), ("table", 1, 0), ("scikit_learn", 0, 0)])
+def test_data_that_are_read_differently_are_named(target: str, card: int, named: int, folder: Path) -> None:
+    checkpoint, _ = newest(folder)
+    if card:
+        (folder.parent / "data_card.json").touch()
+    other = {**HEADER, "partition_hash": "def", "settings": {"data._target_": f"pflsim.data.sources.{target}.load"}}
+    with pytest.raises(SettingsError) as error:
+        check_header(checkpoint, other, pytest.fail)
+    assert ("read differently" in str(error.value)) == named
+
+
 def test_another_version_or_processor_is_a_warning(folder: Path) -> None:
     change = {"torch": "1.0", "pflsim": "0.0", "processor": "Other, AVX2"}
     rewrite(folder / "round_0010", lambda content: content["versions"].update(change))
