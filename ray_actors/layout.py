@@ -93,7 +93,7 @@ def _count(placement: Placement, clients: int, stacks: int, slots: float) -> int
     """Return the configured number of actors, or one per stack, limited by the free resources."""
     if placement.actors is not None:
         if placement.actors > stacks:
-            why = f"is more than the {stacks} stacks of clients, each on one actor"
+            why = f"is more than {stacks}, the number of stacks of clients, each on one actor"
             raise SettingsError(f"placement.actors={placement.actors} {why}: lower it, or {LOCKSTEP_HINT}")
         return placement.actors
     if placement.clients_per_actor != "auto":

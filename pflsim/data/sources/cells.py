@@ -43,7 +43,7 @@ def read_frame(path: str, texts: Collection[str]) -> DataFrame:
         return read_parquet(path, dtype_backend="numpy_nullable")
     if suffix not in (".jsonl", ".ndjson"):
         return _read_csv(path, texts)
-    lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
+    lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     records = [json.loads(line, object_pairs_hook=_unique) for line in lines if line.strip()]
     frame = DataFrame(records, dtype=object)
     return frame.assign(**{name: frame[name].infer_objects() for name in frame.columns if name not in texts})
