@@ -43,10 +43,17 @@ def read_frame(path: str, texts: Collection[str]) -> DataFrame:
         return read_parquet(path, dtype_backend="numpy_nullable")
     if suffix not in (".jsonl", ".ndjson"):
         return _read_csv(path, texts)
-    lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
-    records = [json.loads(line, object_pairs_hook=_unique) for line in lines if line.strip()]
+    with _opened(path) as file:
+        records = [json.loads(line, object_pairs_hook=_unique) for line in file if line.strip()]
     frame = DataFrame(records, dtype=object)
     return frame.assign(**{name: frame[name].infer_objects() for name in frame.columns if name not in texts})
+
+
+def _opened(path: str) -> Any:
+    """Open a file of text for reading, which may be compressed."""
+    import fsspec
+
+    return fsspec.open(path, "rt", encoding="utf-8-sig", newline="", compression="infer")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -64,7 +71,7 @@ def _read_csv(path: str, texts: Collection[str]) -> DataFrame:
     """Return the rows of a CSV file. The separator is the most frequent one of the header."""
     from pandas import read_csv
 
-    with open(path, encoding="utf-8-sig", newline="") as file:
+    with _opened(path) as file:
         lines = (line for line in file if line.strip())
         header = next(lines, "")
         separator = max(",;\t", key=re.sub(r'"[^"]*"', "", header).count)
@@ -106,9 +113,10 @@ def _like_thousands(column: Any) -> bool:
 
 def _decimal_mark(path: str) -> str:
     """Return the decimal mark of a file with semicolons: a comma if a cell without quotes has one between digits."""
-    text = Path(path).read_text(encoding="utf-8-sig")
+    with _opened(path) as file:
+        text = file.read()
     comma, point = (
-        re.search(rf"(?:^|;) *([-+]?\d+{mark}\d+(?:[eE][-+]?\d+)?) *(?=;|$)", text, re.M) for mark in (",", r"\.")
+        re.search(rf"(?:^|;) *([-+]?\d+{mark}\d+(?:[eE][-+]?\d+)?) *(?=[;\r]|$)", text, re.M) for mark in (",", r"\.")
     )
     if comma and point:
         raise ValueError(f"numbers have decimal commas ({comma[1]}) and points ({point[1]}); write all with one mark")

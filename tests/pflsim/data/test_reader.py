@@ -199,6 +199,8 @@ def test_numbers_of_half_of_europe() -> None:
     frame.drop(columns="income").to_csv("t.csv", sep=";", decimal=",", index=False)
     data = load(path="t.csv", label="grade", client="site")
     assert data.task == "regression" and sorted({*data.y[:, 0].tolist()}) == pytest.approx([1, 2.3, 3.7])
+    excel = read("y;a\r\n1;1,5\r\n0;2,5\r\n", client=None)
+    assert [c.get("mean") for c in excel.card.columns] == [None, 2.0]
     for separator, mark in ((";", "."), (";", ","), (",", ".")):
         cells = frame["income"].str.replace(".", mark)
         with pytest.raises(SettingsError, match=rf"'income' has 1\{mark}011 .*thousands"):
@@ -223,10 +225,10 @@ def test_what_only_test_rows_have_is_named() -> None:
 
 
 @pytest.mark.parametrize(("separator", "decimal"), [(";", ","), (";", "."), ("\t", "."), (",", ".")])
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
-def test_separators_and_decimal_marks(separator: str, decimal: str, encoding: str) -> None:
-    BASE.assign(note='x, "y"; z').to_csv("t.csv", sep=separator, decimal=decimal, index=False, encoding=encoding)
-    data = load(path="t.csv", label="y", client="site")
+@pytest.mark.parametrize(("encoding", "path"), [("utf-8", "t.csv"), ("utf-8-sig", "t.csv"), ("utf-8", "t.csv.gz")])
+def test_separators_and_decimal_marks(separator: str, decimal: str, encoding: str, path: str) -> None:
+    BASE.assign(note='x, "y"; z').to_csv(path, sep=separator, decimal=decimal, index=False, encoding=encoding)
+    data = load(path=path, label="y", client="site")
     means = {c["name"]: c.get("mean") for c in data.card.columns}
     assert means["a"] == pytest.approx(BASE["a"].mean()) and data.client_names == ("Bern", "Chur", "Genf")
     assert inputs(data) == {"a": "number", "b": "number", "note": "category"}
