@@ -192,9 +192,7 @@ def load(
 
 def defaults(load: partial[Dataset]) -> dict[str, Any]:
     """Return the settings of a run that a table chooses unless they are given, by key; `load` has its settings."""
-    return defaults_of(
-        load, "tabular_mlp", lambda source, its: _rows(source, its["features"], its["categorical"] or ())
-    )
+    return defaults_of(load, "tabular_mlp", lambda source, its: _rows(source, its["features"], its["categorical"]))
 
 
 def _rows(source: Source, features: Sequence[str] | None, categorical: Sequence[str] | None) -> Rows:

@@ -217,6 +217,15 @@ def test_a_column_of_lists_is_named_and_can_be_left_out() -> None:
     assert found == {"a": "number", "b": "number", "tags": "not used", "none": "not used"}
 
 
+def test_new_classes_alone_in_the_test_part_are_refused_unless_the_parts_are_joined() -> None:
+    BASE.assign(y="a").to_csv("t.csv", index=False)
+    BASE.assign(y="b").to_csv("test.csv", index=False)
+    words = ["data=table", "data.path=t.csv", "data.test=test.csv", "data.label=y", "data.client=site"]
+    with pytest.raises(SettingsError, match=r"test part \(b\), but a"):
+        load_federation(settings_of(*words))
+    assert len(load_federation(settings_of(*words, "split=merged"))[1].test) == 3
+
+
 def test_what_only_test_rows_have_is_named() -> None:
     frame = BASE.assign(sex=["f", "m"] * (N // 2))
     frame.assign(sex=frame["sex"].str.upper()).to_csv("test.csv", index=False)
