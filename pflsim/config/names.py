@@ -46,6 +46,12 @@ def shortened(value: object, most: int = 80) -> str:
     return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 4 :]}"
 
 
+def some(words: Iterable[object], most: int = 3) -> str:
+    """Return the first of some words, each once."""
+    found = [*dict.fromkeys(map(str, words))]
+    return ", ".join(found[:most]) + ", ..." * (len(found) > most)
+
+
 def written(value: object) -> str:
     """Return a value as the command line expects it: `[1,2]`, `{a:1}`, `null`, `true`."""
     if value is None or isinstance(value, bool):

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from pflsim.config.names import some
 from pflsim.data.card import Card
 from pflsim.errors import SettingsError
 from pflsim.types import TaskName
@@ -216,8 +217,7 @@ def dataset_warnings(dataset: Dataset) -> tuple[str, ...]:
 
 def named_classes(dataset: Dataset, classes: np.ndarray) -> str:
     """Return the first `MAX_NAMED` of some classes as they are called in the data."""
-    named = [str(dataset.values[c] if dataset.values else c) for c in classes[:MAX_NAMED].tolist()]
-    return ", ".join(named) + ", ..." * (len(classes) > MAX_NAMED)
+    return some((dataset.values[c] if dataset.values else c for c in classes.tolist()), MAX_NAMED)
 
 
 def described(array: object) -> str:

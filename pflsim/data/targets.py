@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from pflsim.data.card import Card
 from pflsim.data.dataset import MAX_CLASSES, Dataset, described
 from pflsim.errors import SettingsError
 from pflsim.types import TaskName
@@ -99,6 +100,27 @@ def as_task(dataset: Dataset, asked: TaskName | Literal["auto"]) -> Dataset:
         classes, places = np.unique(y[:, 0], return_inverse=True)
         return replace(dataset, y=places.astype(np.int64), num_classes=len(classes), values=tuple(classes.tolist()))
     raise SettingsError(f"task={asked}: the targets of {dataset.name} are those of {found}; use task={found}")
+
+
+def about_targets(dataset: Dataset) -> str:
+    """Return the classes or labels with their numbers of examples, or the range of the values, for a card."""
+    if dataset.task == "regression":
+        return f"{dataset.y.min():g} to {dataset.y.max():g}, mean {dataset.y.mean():.4g}"
+    counts = np.bincount(dataset.y, minlength=dataset.num_classes) if dataset.y.ndim == 1 else dataset.y.sum(axis=0)
+    names = dataset.values or range(len(counts))
+    each = ", ".join(f"{name} {count:,}" for name, count in zip(names, counts.tolist(), strict=True))
+    return f"{len(counts)} {'classes' if dataset.y.ndim == 1 else 'labels'}: {each}"
+
+
+def array_card(dataset: Dataset) -> Card:
+    """Return the card of data that are arrays."""
+    x, test = dataset.x, len(dataset.y) - dataset.train_size
+    span = f"{x.min():g} to {x.max():g}"
+    return Card((
+        ("examples", f"{dataset.train_size:,} for training, {test:,} for tests"),
+        ("inputs", f"{dataset.kind} {'x'.join(map(str, x.shape[1:]))}, {x.dtype}, {span}"),
+        ("label", about_targets(dataset)),
+    ))  # fmt: skip
 
 
 def _is_one_hot(y: np.ndarray) -> bool:

@@ -22,6 +22,8 @@ WORDS = frozenset(("na", "n/a", "nan", "null", "none", "#n/a", "\\n", "?", ".", 
 TRUTH = {"true": 1.0, "false": 0.0}
 NUMBERS = "iufb"
 """Kinds of types of numbers."""
+SAMPLE = 10_000
+"""So many rows tell whether something occurs in a column."""
 EXACT = 2**53
 """From here on, whole numbers in floating point have lost digits."""
 
@@ -85,7 +87,9 @@ def _read_csv(path: str, texts: Collection[str]) -> DataFrame:
         raise ValueError(f"its header has {len(names)} names, but the row below it {len(first)} cells; name them all")
     decimal = _decimal_mark(path) if separator == ";" else "."
     options: Any = {"sep": separator, "keep_default_na": False, "na_values": [""], "encoding": "utf-8-sig"}
-    own: Any = dict.fromkeys(texts, object)
+    head: Any = read_csv(path, nrows=SAMPLE, dtype=object, **options)
+    coded = [column for column in head.columns if head[column].str.fullmatch(r"\s*0\d+\s*").any()]  # 007
+    own: Any = dict.fromkeys([*texts, *coded], object)
     frame = read_csv(path, decimal=decimal, dtype=own, low_memory=False, **options)
     doubtful = [name for name in frame.columns if _like_thousands(frame[name])]
     raw = read_csv(path, usecols=doubtful, dtype=object, **options) if doubtful else frame
@@ -119,7 +123,10 @@ def _decimal_mark(path: str) -> str:
         re.search(rf"(?:^|;) *([-+]?\d+{mark}\d+(?:[eE][-+]?\d+)?) *(?=[;\r]|$)", text, re.M) for mark in (",", r"\.")
     )
     if comma and point:
-        raise ValueError(f"numbers have decimal commas ({comma[1]}) and points ({point[1]}); write all with one mark")
+        raise ValueError(
+            f"numbers have decimal commas ({comma[1]}) and points ({point[1]}); write all with one decimal mark, and "
+            "without marks of thousands"
+        )
     return "," if comma else "."
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pflsim.config.names import some
 from pflsim.data.dataset import Dataset
-from pflsim.data.sources.cells import WORDS, as_number, names_of_cells, numbers_of_cells
+from pflsim.data.sources.cells import SAMPLE, WORDS, as_number, names_of_cells, numbers_of_cells
 from pflsim.data.sources.frames import Rows
+from pflsim.data.sources.identifiers import is_code
 from pflsim.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -29,7 +32,6 @@ MARKS = re.compile(r"[\s'’,%€$£¥]|\.(?=\d{3}(\D|$))")
 """Currencies, per cent, and marks of thousands."""
 ROWS_A_VALUE = 5
 """A column with fewer rows a value can have one label for each by chance."""
-SAMPLE = 10_000
 ODD = "cMm"
 """Kinds of types that are neither numbers nor text: complex numbers, dates and durations."""
 
@@ -44,6 +46,7 @@ class Column:
         is_number: whether its cells are numbers.
         counts: how many rows have each text, by text; of numbers {}.
         odd: the type of a column that is neither numbers nor text, such as dates.
+        code: one of the numbers as it is written, if it begins with a zero.
     """
 
     name: str
@@ -51,6 +54,7 @@ class Column:
     is_number: bool
     counts: dict[str, int] = field(default_factory=dict)
     odd: str = ""
+    code: str = ""
 
     @property
     def missing(self) -> int:
@@ -77,7 +81,8 @@ def columns_of(rows: Rows, used: Sequence[str], categorical: Sequence[str], miss
         if name not in categorical and name not in rows.declared:
             numbers = numbers_of_cells(column, missing)
         if numbers is not None:
-            yield Column(name, Series(numbers, column.index, name=name), True)
+            code = next(filter(is_code, map(str, column)), "") if column.dtype == object else ""
+            yield Column(name, Series(numbers, column.index, name=name), True, code=code)
             continue
         texts = names_of_cells(column)
         texts = texts.where(~texts.isin(missing))
@@ -112,17 +117,13 @@ def _no_category(column: Column) -> str:
         return "has dates"
     words = [text for text in counts if as_number(text) is None]
     if len(counts) - len(words) > FEW and 2 * sum(counts[word] for word in words) <= total:
-        return f"has numbers, but also {_some(words)}" if words else "is text by its type, but has numbers"
+        return f"has numbers, but also {some(words)}" if words else "is text by its type, but has numbers"
     marked = [text for text in words if text.lower() not in WORDS and as_number(MARKS.sub("", text)) is not None]
     if marked and 2 * sum(n for text, n in counts.items() if text not in words or text in marked) >= total:
-        return f"has numbers with marks, such as {_some(marked)}"
+        return f"has numbers with marks, such as {some(marked)}"
     if any(len(counts) > most and total < least * len(counts) for most, least in LIMITS):
         return f"is text with {len(counts)} different values in {total} rows"
     return ""
-
-
-def _some(words: Sequence[str], most: int = 3) -> str:
-    return ", ".join(words[:most]) + (", ..." if len(words) > most else "")
 
 
 def doubts(name: str, columns: Sequence[Column], dataset: Dataset, missing: Sequence[str] | None) -> Iterator[str]:
@@ -149,11 +150,25 @@ def doubts(name: str, columns: Sequence[Column], dataset: Dataset, missing: Sequ
             yield f"{name}: {code[1]} cells of {each!r} are {code[0]}, far from the others; data.missing=[{code[0]}]?"
     if dataset.values and isinstance(dataset.values[0], int) and (code := _code(np.array(dataset.values)[dataset.y])):
         yield f"{name}: {code[1]} labels are {code[0]}, far from the others; data.missing=[{code[0]}]?"
+    if codes := [column for column in columns if column.code]:
+        said = ", ".join(f"{column.code} of {column.name!r}" for column in codes)
+        remedy = f"data.categorical=[{','.join(column.name for column in codes)}] makes them categories"
+        yield f"{name}: cells such as {said} are numbers, without the zero at their beginning; {remedy}"
+    named = {"clients": dataset.client_names, "labels": dataset.values or (), **{c.name: c.counts for c in columns}}
+    if alike := [f"{some(found)} ({which})" for which, names in named.items() if (found := _alike(names))]:
+        yield f"{name}: different names, although only their case differs: {'; '.join(alike)}"
     new = [f"{c.name} {', '.join(sorted(values)[:3])}" for c in columns if (values := _only_tested(c, dataset))]
     if new:
         yield f"{name}: categories that no row of data.path has: {'; '.join(new)}"
     if dataset.task == "classification" and (same := [c.name for c in columns if _determines(c, dataset.y)]):
         yield f"{name}: each value of {', '.join(same)} has a single label; check that it is known before the label"
+
+
+def _alike(names: Iterable[object]) -> list[str]:
+    """Return the names that differ from others in case only."""
+    texts = [*map(str, names)]
+    counts = Counter(map(str.casefold, texts))
+    return sorted((text for text in texts if counts[text.casefold()] > 1), key=str.casefold)
 
 
 def _only_tested(column: Column, dataset: Dataset) -> set[str]:

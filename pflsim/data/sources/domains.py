@@ -8,12 +8,12 @@ import numpy as np
 import torch
 
 from pflsim.config.components import TARGET, bind, check_component, settings_of
+from pflsim.config.names import some
 from pflsim.config.settings import Count
 from pflsim.data.card import Card
 from pflsim.data.dataset import Dataset
 from pflsim.data.sources.common import finished
 from pflsim.data.sources.image_folder import Side
-from pflsim.data.sources.pictures import some
 from pflsim.data.targets import as_task
 from pflsim.errors import SettingsError
 
@@ -97,8 +97,8 @@ def _joined_classes(parts: list[Dataset]) -> tuple[list[Any], list[np.ndarray], 
     classes = sorted({value for values in own for value in values})
     place = {value: number for number, value in enumerate(classes)}
     ys = [np.array([place[v] for v in values])[part.y] for part, values in zip(parts, own, strict=True)]
-    lacking = [(part.name, some(map(str, {*classes} - {*values}), 10)) for part, values in zip(parts, own, strict=True)]
-    said = ", ".join(f"{name} lacks {names}" for name, names in lacking if names)
+    lacking = [some((c for c in classes if c not in values), 10) for values in own]
+    said = ", ".join(f"{part.name} lacks {names}" for part, names in zip(parts, lacking, strict=True) if names)
     return classes, ys, [f"the sources have different classes: {said}"] if said else []
 
 

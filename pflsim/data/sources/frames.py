@@ -16,6 +16,7 @@ from pflsim.config.components import NOTEBOOK, kept_object
 from pflsim.config.names import nearest
 from pflsim.data.dataset import Dataset
 from pflsim.data.sources.cells import check_names, counts_rows, read_frame
+from pflsim.data.sources.common import entries
 from pflsim.data.sources.identifiers import label_cells, named_cells, numbered, targets_of
 from pflsim.errors import SettingsError, reading
 
@@ -175,8 +176,8 @@ def _frame(path: str, key: str, texts: Collection[str]) -> tuple[DataFrame, set[
     with reading(given_as(key, path), FORM):
         frame = kept_object(path, key)
         if frame is None and Path(path).is_dir():
-            files = sorted(file for file in Path(path).glob("*/*") if file.is_file() and file.name[0] != ".")
-            found = [(file.parent.name, file.read_text(encoding="utf-8")) for file in files]
+            files = [file for folder in entries(Path(path)) if folder.is_dir() for file in entries(folder)]
+            found = [(file.parent.name, file.read_text(encoding="utf-8")) for file in files if file.is_file()]
             return DataFrame(found, columns=["label", "text"]), {"label", "text"}, set()
         untyped = frame is None and Path(path).suffix.lower() not in TYPED
         frame = read_frame(path, texts) if frame is None else frame

@@ -14,15 +14,19 @@ from typing import Annotated
 import numpy as np
 from annotated_types import Ge, Le
 
+from pflsim.config.names import some
 from pflsim.data.card import Card
 from pflsim.data.dataset import Dataset
 from pflsim.data.sources.common import finished, fixed_split, scale_of
-from pflsim.data.sources.pictures import Files, pictures_in, shown, some
+from pflsim.data.sources.pictures import Files, pictures_in, shown
+from pflsim.data.targets import about_targets
 from pflsim.errors import SettingsError, reading
 from pflsim.progress import counted
 
 PARTS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "test": 2, "testing": 2}
 """Names of folders of the training, validation and test part, in lower case."""
+DARK = 0.1
+"""Pictures of 16 bits below this share of white are those of a camera or scanner with fewer bits."""
 EXPECTED = "folders CLASS with pictures (.png, .jpg, ...), or folders train and test with them"
 Side = Annotated[int, Ge(1), Le(4096)]
 """Side length in pixels."""
@@ -84,15 +88,16 @@ def load(
     if len(called) > 1 and (left_out or called != ["train", "test"]):
         parts_read = f"{name}: {' and '.join(called[:-1])} is the training part, {called[-1]} the test part"
         notes.append(parts_read + f"; other folders are left out: {left_out}" * bool(left_out))
-    counts = np.bincount(y, minlength=len(names))
-    card += (("classes", ", ".join(f"{c} {count:,}" for c, count in zip(names, counts, strict=True))),)
-    card += (("skipped", files.skipped),) if files.skipped else ()
+    if x.dtype == np.float32 and (largest := x.max()) < DARK:
+        notes.append(f"{name}: no pixel is brighter than {largest:.1%} of white; set data.standardize=true")
     if parts_as_classes := [c for c in names if c.lower() in PARTS]:
         notes.append(
             f"{name}: {', '.join(parts_as_classes)} are classes here, not parts, because there are other folders"
         )
     dataset = Dataset(name, x, y, len(names), ends[max(len(ends) - 2, 0)], scale=scale_of(x))
-    dataset = replace(dataset, values=tuple(names), notes=tuple(notes), card=Card(card))
+    dataset = replace(dataset, values=tuple(names), notes=tuple(notes))
+    card += (("label", about_targets(dataset)), *((("skipped", files.skipped),) if files.skipped else ()))
+    dataset = replace(dataset, card=Card(card))
     return finished(dataset if len(parts) > 1 else fixed_split(dataset), standardize)
 
 
@@ -107,7 +112,7 @@ def _folders(root: str, files: Files) -> tuple[list[Path], str]:
         said = ", ".join(folder.name for _, folder in found)
         raise SettingsError(f"data.root={root} has the folders {said}; expected one of each: train, val and test")
     folders = [folder for number, folder in found if not number or any(_by_class(folder, files).values())]
-    return folders, some(folder.name for folder in others)
+    return folders, some(sorted(folder.name for folder in others))
 
 
 def _by_class(folder: Path, files: Files) -> Pictures:
@@ -126,18 +131,19 @@ def _check(root: str, folders: Sequence[Path], parts: Sequence[Mapping[str, obje
     classes = [folder for folder in files.folders if folder.parent == first]
     lacking = [folder.name for folder in classes if unicodedata.normalize("NFC", folder.name) not in known]
     if lacking or not known:
-        found = f"no pictures in {some(lacking)}" if lacking else "no folder of a class"
+        found = f"no pictures in {some(sorted(lacking))}" if lacking else "no folder of a class"
         raise SettingsError(f"data.root={root}: {found}; expected {EXPECTED}")
-    below = [folder for folder in files.folders if folder.parent in classes]
+    below = sorted(folder.name for folder in files.folders if folder.parent in classes)
     if len(known) == 1 and len(below) > 1:
         raise SettingsError(
-            f"data.root={root} has one class, {classes[0]}, with the folders {some(folder.name for folder in below)}; "
+            f"data.root={root} has one class, {classes[0]}, with the folders {some(below)}; "
             f"if these are the classes, set data.root={Path(root, classes[0])}"
         )
     for folder, part in zip(folders, parts, strict=True):
         if not {*part} & {*known}:
+            found = some(sorted(part)) or "none"
             raise SettingsError(
-                f"data.root={root}: {folder} has no folder of a class of {first} (found: {some(part) or 'none'}); move "
+                f"data.root={root}: {folder} has no folder of a class of {first} (found: {found}); move "
                 f"its pictures to {folder}/CLASS, or set data.root={Path(root, first)}, of which 20% are for testing"
             )
 
@@ -148,19 +154,21 @@ def _read(
     """Read images [n, channels, size, size] uint8, or float32 if one has 16 bits; and describe them for the card."""
     from PIL import Image
 
-    sizes, modes = Counter[str](), Counter[str]()
+    sizes, modes, pages = Counter[str](), Counter[str](), 0
     x = np.empty((len(files), size, size, 1 if grayscale else 3), dtype=np.uint8)
     for row, path in enumerate(counted("reading pictures", files)):
         with reading(root / path, "an image; repair it or take it out"), Image.open(root / path) as image:
             picture = shown(image, background, grayscale)
             modes[image.mode] += 1
             sizes[f"of {picture.width}x{picture.height}"] += 1
+            pages += getattr(image, "n_frames", 1) > 1
             deep = picture.mode == "F"
             if deep and x.dtype == np.uint8:
                 x = x.astype(np.float32) / 255
             pixels = np.asarray(picture.resize((size, size), Image.Resampling.BILINEAR)).reshape(size, size, -1)
             x[row] = pixels if deep or x.dtype == np.uint8 else pixels / np.float32(255)
-    return x.transpose(0, 3, 1, 2), (("pictures", f"{_counts(sizes)}; {_counts(modes)}"),)
+    said = f"; of {pages:,} with several pages, the first is read" * (pages > 0)
+    return x.transpose(0, 3, 1, 2), (("pictures", f"{_counts(sizes)}; {_counts(modes)}{said}"),)
 
 
 def _counts(found: Counter[str], most: int = 3) -> str:

@@ -11,7 +11,7 @@ from annotated_types import Ge, Le
 
 from pflsim.data.dataset import MAX_CLASSES, Dataset, described
 from pflsim.data.sources.common import Standardize, finished, joined
-from pflsim.data.targets import found_targets
+from pflsim.data.targets import array_card, found_targets
 from pflsim.errors import SettingsError, reading
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
@@ -67,7 +67,8 @@ def load(
     dataset = replace(dataset, train_size=len(dataset.y) - len(xs[-1]))
     if vocabulary is not None and dataset.kind != "token sequences":
         raise SettingsError(f"data.vocabulary={vocabulary}: {dataset.name} has {dataset.kind}; leave it out")
-    return finished(replace(dataset, vocabulary=vocabulary, values=values), standardize)
+    dataset = finished(replace(dataset, vocabulary=vocabulary, values=values), standardize)
+    return replace(dataset, card=array_card(dataset))
 
 
 def inputs(where: str, x: np.ndarray, layout: ImageLayout) -> np.ndarray:

@@ -13,7 +13,7 @@ from pflsim.data.dataset import MASKED, Dataset
 from pflsim.data.sources.common import finished, joined
 from pflsim.data.sources.npz import ImageLayout, inputs
 from pflsim.data.sources.pictures import shown
-from pflsim.data.targets import found_targets, labelled
+from pflsim.data.targets import array_card, found_targets, labelled
 from pflsim.errors import SettingsError, reading
 
 LABEL = "label"
@@ -63,7 +63,8 @@ def as_dataset(
     y, classes, values = found_targets(name, np.concatenate(ys))
     notes = (f"{name}: {sum(dropped)} rows without a label are left out",) if any(dropped) else ()
     dataset = joined(name, list(zip(xs, np.split(y, [len(ys[0])]), strict=False)), classes)
-    return finished(dataclasses.replace(dataset, values=values, notes=notes), standardize)
+    dataset = finished(dataclasses.replace(dataset, values=values, notes=notes), standardize)
+    return dataclasses.replace(dataset, card=array_card(dataset))
 
 
 def _in_order(name: str, test: Any, train: Any) -> Any:

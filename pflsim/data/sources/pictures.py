@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from pflsim.config.names import some
 from pflsim.data.sources.common import is_hidden
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Files(NamedTuple):
     def skipped(self) -> str:
         """Return the numbers and some names of hidden entries and of files that are no pictures; "" without any."""
         kinds = {"hidden files or folders": self.hidden, "files that are no pictures": self.others}
-        return "; ".join(f"{len(names):,} {kind} ({some(names)})" for kind, names in kinds.items() if names)
+        return "; ".join(f"{len(names):,} {kind} ({some(sorted(names))})" for kind, names in kinds.items() if names)
 
 
 def pictures_in(root: Path) -> Files:
@@ -100,9 +100,3 @@ def shown(picture: Picture, background: tuple[int, ...] = (255, 255, 255), grays
         ground = Image.new("RGBA", picture.size, (*background, 255))
         picture = Image.alpha_composite(ground, picture.convert("RGBA"))
     return picture.convert("L" if grayscale else "RGB")
-
-
-def some(names: Iterable[str], most: int = 3) -> str:
-    """Return the first of some names, each once, in sorted order."""
-    found = sorted({*names})
-    return ", ".join(found[:most]) + ", ..." * (len(found) > most)

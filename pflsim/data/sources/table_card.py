@@ -10,6 +10,7 @@ import numpy as np
 from pflsim.data.card import Card
 from pflsim.data.sources.columns import Column
 from pflsim.data.sources.frames import Rows, Source
+from pflsim.data.targets import about_targets
 
 
 def card_of(source: Source, rows: Rows, inputs: Sequence[Column]) -> Card:
@@ -30,12 +31,7 @@ def _lines(source: Source, rows: Rows, inputs: Sequence[Column]) -> Iterator[tup
         yield f"clients ({source.client})", f"{len(sizes)}; {said}"
     if data.groups is not None:
         yield f"groups ({source.group})", f"{len(np.unique(data.groups)):,}"
-    if data.task == "classification":
-        counts = np.bincount(data.y, minlength=data.num_classes)
-        label = ", ".join(f"{v} {n:,}" for v, n in zip(data.values or range(len(counts)), counts, strict=True))
-        yield f"label ({source.label})", f"{len(counts)} classes: {label}"
-    else:
-        yield f"label ({source.label})", f"{data.y.min():g} to {data.y.max():g}, mean {data.y.mean():.4g}"
+    yield f"label ({source.label})", about_targets(data)
     numbers = [column.name for column in inputs if column.is_number]
     categories = [f"{column.name} {len(column.counts)}" for column in inputs if not column.is_number]
     yield "numbers", f"{len(numbers)}: {', '.join(numbers)}" if numbers else "none"

@@ -246,3 +246,16 @@ def test_a_run_is_called_after_its_file_and_warns_once(here: Path, capsys: pytes
         assert cli.main([*words[2:], "method=fedavg", "partition=iid", "progress=plain", *more]) == 0
         printed = capsys.readouterr()
         assert "task classification" not in printed.out and "row best by validation" in printed.out
+
+
+@pytest.mark.parametrize(
+    ("y", "label"),
+    [
+        ([0.0, 1.0, 2.0, 0.0], "0 to 2, mean 0.75"),
+        ([7, 9, 7, 7], "2 classes: 7 3, 9 1"),
+        ([[1, 1], [0, 1], [1, 0], [0, 0]], "2 labels: 0 2, 1 2"),
+    ],
+)
+def test_the_card_of_arrays(y: Any, label: str) -> None:
+    card = dict(as_dataset((np.arange(8, dtype=np.float32).reshape(4, 2), np.array(y))).card.lines)
+    assert card["label"] == label and card["inputs"].endswith("0 to 7")

@@ -282,11 +282,20 @@ def test_a_column_that_counts_the_rows_is_no_input(first: int) -> None:
         (rng.permutation(N) + 100, {}, "data.exclude=[new]"),
         (np.where(BASE["y"] == "yes", 2, 3), {}, "single label"),
         (np.where(BASE["y"] == "yes", "home", "ward"), {}, "single label"),
+        (["01067", "8004", "3011"] * (N // 3), {}, "data.categorical=[new]"),
+        (["01067", "8004", "3011"] * (N // 3), {"categorical": ["new"]}, ""),
+        ([*["Chur", "chur"] * (N // 2)], {}, "Chur, chur"),
+        ([*["0.5", "-0.25"] * (N // 2)], {}, ""),
     ],
 )
 def test_doubtful_columns_are_named(values: Any, settings: dict[str, Any], named: str) -> None:
     notes = [note for note in column(values, **settings).notes if "new" in note]
     assert bool(notes) == bool(named) and all(named in note for note in notes)
+
+
+def test_names_of_clients_and_labels_that_differ_in_case_only() -> None:
+    frame = BASE.assign(site=["Bern", "bern", "Chur"] * (N // 3), y=["no", "No"] * (N // 2))
+    assert any("Bern, bern" in note and "No, no" in note and "Chur" not in note for note in read(frame).notes)
 
 
 @pytest.mark.parametrize(

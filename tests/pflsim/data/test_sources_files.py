@@ -184,6 +184,7 @@ def test_image_folder_with_images_of_every_mode(tmp_path, image, red):
             image_folder.load(root=str(tmp_path), size=4)
         return
     data = image_folder.load(root=str(tmp_path), size=4)
+    assert not data.notes
     assert data.x.dtype == (np.uint8 if red in (51, 255) else np.float32) and len(data.x) == 3
     white = 255 if data.x.dtype == np.uint8 else 1
     for row in (0, 2):
@@ -192,6 +193,15 @@ def test_image_folder_with_images_of_every_mode(tmp_path, image, red):
     if image.mode[0] == "I":
         grey = image_folder.load(root=str(tmp_path), size=4, grayscale=True)
         assert grey.x[:2, 0, 0, 0] == pytest.approx([round(255 * 0.299 + 51 * 0.114) / 255, 0.2])
+
+
+def test_twelve_bits_and_several_pages(tmp_path):
+    (tmp_path / "cat").mkdir()
+    pages = [Image.fromarray(np.full((4, 4), value, np.uint16)) for value in (4095, 60000)]
+    pages[0].save(tmp_path / "cat" / "1.tif", save_all=True, append_images=pages[1:])
+    pages[0].save(tmp_path / "cat" / "2.tif")
+    data = image_folder.load(root=str(tmp_path), size=4)
+    assert "6.2%" in data.notes[0] and "1 with several pages" in dict(data.card.lines)["pictures"]
 
 
 def test_image_folder_errors(tmp_path):
