@@ -33,6 +33,17 @@ _running = threading.RLock()
 
 
 @contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Make new tensors of floating point of this type inside the block."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
 def torch_defaults() -> Iterator[None]:
     """Set PyTorch to its defaults inside the block, and leave all global random generators as they were.
 

@@ -158,3 +158,8 @@ def load(module: nn.Module, tensors: Tensors) -> None:
                 shapes = f"the module has shape {tuple(target.shape)}, the message {tuple(value.shape)}"
                 raise ValueError(f"{name}: {shapes}")
             target.copy_(value)
+
+
+def dtype_of(module: nn.Module) -> torch.dtype:
+    """Return the type of a module's parameters, PyTorch's default type for one without any."""
+    return next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.get_default_dtype())

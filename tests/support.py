@@ -242,6 +242,20 @@ def dropout_mlp(shape: tuple[int, ...], classes: int) -> Mlp:
     return net
 
 
+class Double(torch.nn.Module):
+    """An own model in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(6), torch.nn.ReLU())
+        self.head = torch.nn.Linear(6, 10)
+        self.double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return scores [B, 10] of float32 inputs."""
+        return self.head(self.body(x.double()))
+
+
 class Records:
     """A listener that keeps what it hears."""
 

@@ -1,17 +1,31 @@
 """What every method keeps, over every file in configs/method: found on disk, so a new method is held to it at once."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import fields, is_dataclass
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import support
 import torch
 import yaml
-from support import IN_BOTH_TIERS, KINDS, METHODS, RUN_PARAMS, Records, inline, planned, same, slow_except, states
+from support import (
+    IN_BOTH_TIERS,
+    KINDS,
+    METHODS,
+    RUN_PARAMS,
+    Records,
+    inline,
+    planned,
+    rounds,
+    same,
+    slow_except,
+    states,
+)
 
 import pflsim
 from lightning_modules.contract import checks
@@ -67,6 +81,27 @@ def test_contract(method: str, check: Callable[[Make], None]) -> None:
     with suppress(Skipped), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the Trainer
         check(partial(job, method))
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a value, at any depth."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = [getattr(value, field.name) for field in fields(value)]
+    if isinstance(value, Mapping):
+        value = [*value.values()]
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from tensors_in(each)
+
+
+@pytest.mark.parametrize("method", slow_except({"fedcp", "floco", "fedtgp", "pfedhn"}, METHODS))
+def test_tensors_of_a_method_have_the_type_of_the_model(method: str) -> None:
+    executor = inline(job(method, "model=support.Double"))
+    rounds(executor, 2, 4)
+    found = {t.dtype for t in tensors_in((states(executor), executor.server_state())) if t.is_floating_point()}
+    assert found == {torch.float64}
 
 
 OTHER_TASKS = [*product(METHODS, ("regression", "multilabel"))]

@@ -11,9 +11,10 @@ from torch.nn.utils.parametrize import is_parametrized
 from lightning_modules.base import ClientModule
 from lightning_modules.nets.adjust import Adjustments
 from lightning_modules.nets.net import Net
+from lightning_modules.surroundings import default_dtype
 from lightning_modules.training import Training
 from pflsim.engine.execution import ClientTask, EvalRequest, TrainTask
-from pflsim.params import snapshot
+from pflsim.params import dtype_of, snapshot
 from pflsim.seeding import seeded_global
 from pflsim.servers.base import ServerRule
 from pflsim.tasks.metrics import Metric
@@ -101,7 +102,8 @@ class ClientFactory:
         with seeded_global(self.seed, "init", client):
             net = self.models[variant](self.input_shape, self.num_classes)
             self.adjust(net)
-            module = self.client(net, self.training)
+            with default_dtype(dtype_of(net.head)):
+                module = self.client(net, self.training)
         for kind in {type(part) for part in net.modules() if is_parametrized(part)}:
             if "__getstate__" in vars(kind):  # raises an error, although Ray can pickle these classes of torch
                 del kind.__getstate__  # type: ignore[attr-defined]

@@ -99,8 +99,14 @@ def draw_common(
         As `draw`, but layers have one row, [1, ...], and the biases of heads are `start`, flattened.
     """
     drawn = draw(clients, embedding, hidden, [bias.numel() for bias in start], seed, common=True)
+    drawn = as_type(drawn, start[0].dtype)
     heads = zip(drawn.heads, start, strict=True)
     return replace(drawn, heads=tuple(Linear(head.weight, bias.reshape(1, -1).clone()) for head, bias in heads))
+
+
+def as_type(nets: Hypernetworks, dtype: torch.dtype) -> Hypernetworks:
+    """Return the hypernetworks in a type of floating point."""
+    return rebuilt(nets, [tensor.to(dtype) for tensor in tensors(nets)])
 
 
 def level(nets: Hypernetworks) -> Hypernetworks:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pflsim.config.settings import ServerOptimizer
 from pflsim.fusion.server_optimizers import server_step
 from pflsim.messages import Message, Uplink
-from pflsim.params import UnitKind
+from pflsim.params import UnitKind, dtype_of
 from pflsim.types import Axis, ClientInfo, Matrix, Tensors, Unit
 
 State = TypeVar("State")
@@ -53,6 +53,11 @@ class Federation:
     num_classes: int = 0
     feature_width: int = 0
     head: nn.Module = nn.Identity()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the type of the head's parameters."""
+        return dtype_of(self.head)
 
 
 class ServerRule(ABC, Generic[State]):

@@ -84,7 +84,8 @@ class FedFCD(ServerRule[State]):
         head = {key: value for key, value in federation.initial.items() if key.startswith(self.prefix)}
         if self.decision_fusion:
             self.architecture = deepcopy(federation.head).eval()
-            flat, scores = torch.zeros(2, federation.feature_width), (2, federation.num_classes)
+            scores = (2, federation.num_classes)
+            flat = torch.zeros(2, federation.feature_width, dtype=federation.dtype)
             try:
                 found = tuple(self.architecture(flat).shape)
             except RuntimeError as error:

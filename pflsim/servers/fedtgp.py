@@ -82,8 +82,8 @@ class FedTGP(ServerRule[State]):
         hidden = self.hidden or width
         with seeded_global(federation.seed, "global_prototypes"):
             layers = {"in": nn.Linear(width, hidden), "out": nn.Linear(hidden, width)}
-            net = nn.ModuleDict({"embeddings": nn.Embedding(classes, width), **layers})
-        none = Prototypes(torch.zeros(classes, width), torch.zeros(classes, dtype=torch.int64))
+            net = nn.ModuleDict({"embeddings": nn.Embedding(classes, width), **layers}).to(federation.dtype)
+        none = Prototypes(torch.zeros(classes, width, dtype=federation.dtype), torch.zeros(classes, dtype=torch.int64))
         return State(snapshot(dict(net.named_parameters())), none, torch.zeros(()), 0, federation.seed)
 
     def downlink(self, state: State, client: int) -> Message:

@@ -51,8 +51,9 @@ class PFedFDA(ServerRule[State]):
     def init(self, federation: Federation) -> State:
         """Return the state with the initial body and Gaussian."""
         width, generator = federation.feature_width, torch_generator(federation.seed, "class_means")
-        means = torch.rand(federation.num_classes, width, generator=generator)
-        return State(dict(federation.initial), {MEANS: means, COVARIANCE: lower_triangle(torch.eye(width))})
+        means = torch.rand(federation.num_classes, width, generator=generator).to(federation.dtype)
+        covariance = lower_triangle(torch.eye(width, dtype=federation.dtype))
+        return State(dict(federation.initial), {MEANS: means, COVARIANCE: covariance})
 
     def downlink(self, state: State, client: int) -> Message:
         """Send the body and the Gaussian."""

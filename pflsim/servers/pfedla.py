@@ -12,7 +12,7 @@ from torch.nn.functional import one_hot
 
 from pflsim.config.validate import Widths, at_least_one, non_negative
 from pflsim.errors import SettingsError
-from pflsim.fusion.hypernetwork import Hypernetworks, descend, draw, level, outputs, select
+from pflsim.fusion.hypernetwork import Hypernetworks, as_type, descend, draw, level, outputs, select
 from pflsim.fusion.layerwise import flat_rows, mix_unit
 from pflsim.fusion.means import column, uniform_mean
 from pflsim.fusion.mixing_weights import Normaliser, largest_own, mixing_gradient, mixing_weights
@@ -94,6 +94,7 @@ class PFedLA(ServerRule[State]):
             names = ", ".join(unit.name for unit in units)
             raise SettingsError(f"method.k={self.k} exceeds the {len(units)} fusion units of the model ({names})")
         nets = draw(clients, self.embedding, self.hidden, [clients] * len(units), federation.seed)
+        nets = as_type(nets, federation.dtype)
         table = dict.fromkeys(range(clients), federation.initial)
         return State(units, table, (), level(nets) if self.start == "uniform" else nets)
 

@@ -38,7 +38,7 @@ class PFedPM(ServerRule[State]):
 
     def init(self, federation: Federation) -> State:
         """Return the state without features."""
-        means = torch.zeros(federation.num_classes, federation.feature_width)
+        means = torch.zeros(federation.num_classes, federation.feature_width, dtype=federation.dtype)
         return State(Prototypes(means, torch.zeros(federation.num_classes, dtype=torch.int64)))
 
     def downlink(self, state: State, client: int) -> Message:
