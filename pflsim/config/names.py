@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
@@ -16,6 +17,9 @@ COMMANDS = {
     ("launch.py",): "python launch.py", ("pflsim", "__main__.py"): "python -m pflsim", ("pflsim",): "pflsim",
 }  # fmt: skip
 """The ends of a script's path, and how its user writes it."""
+PLAIN = re.compile(r"[\w./:+-]+", re.ASCII)
+OTHER = re.compile(r"null|true|false|[+-]?(inf|nan|[\d._]+(e[+-]?\d+)?)", re.I)
+"""What the command line reads as text without quotes, and what it reads as something else."""
 MOST = 2000
 """Characters of a list of valid names; a table can have thousands of columns."""
 MEANT = {
@@ -62,10 +66,18 @@ def written(value: object) -> str:
 
 
 def as_value(value: object) -> str:
-    """Return a value as `written` does; quoted if it is text with special characters."""
-    if isinstance(value, str | PathLike) and not re.fullmatch(r"[\w./:+-]+", text := str(value)):
+    """Return a value as `written` does, with quotes around text that the command line reads as something else."""
+    if isinstance(value, str | PathLike) and (not PLAIN.fullmatch(text := str(value)) or OTHER.fullmatch(text)):
         return "'" + re.sub(r"(\\*)'", r"\1\1\\'", text) + "'"
-    return written(value)
+    return f"[{','.join(map(as_value, value))}]" if isinstance(value, list | tuple) else written(value)
+
+
+def pasted(key: str, value: object) -> str:
+    """Return `key=value` for a message, as it can be pasted into a shell."""
+    text = f"{key}={as_value(value)}"
+    if "'" in text and not set(text) & set('"$`\\!'):
+        return f'"{text}"'
+    return shlex.quote(text) if re.search(r"[^\w./:+=,\[\]-]", text) else text
 
 
 def listed(words: Sequence[str], last: str = "and") -> str:

@@ -15,7 +15,7 @@ from pflsim.data.dataset import BINS, Dataset, Loader, check_dataset, described,
 from pflsim.data.federated import Partition, names_of
 from pflsim.data.shifts import Shift
 from pflsim.data.splits import Assign
-from pflsim.data.targets import as_task
+from pflsim.data.targets import about_targets, as_task
 from pflsim.errors import SettingsError, own_errors, reading
 from pflsim.progress import doing
 from pflsim.seeding import numpy_generator, seeded_global
@@ -80,6 +80,11 @@ def load_federation(settings: Settings, kept: dict[str, Dataset] | None = None) 
         kept[key] = load()
         doing("preparing the clients")
     dataset = as_task(kept[key], settings.task.name)
+    if dataset.task != kept[key].task:
+        lines = [
+            (what, about_targets(dataset) if what.startswith("label") else text) for what, text in dataset.card.lines
+        ]
+        dataset = replace(dataset, card=replace(dataset.card, lines=tuple(lines)))
     check_dataset(dataset, f"data={component_name(settings, 'data')}")
     if component_name(settings, "split") == "official":  # the other rules join the official parts
         _check_classes(dataset)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from pflsim.config.names import some
 from pflsim.data.card import Card
 from pflsim.data.dataset import MAX_CLASSES, Dataset, described
 from pflsim.errors import SettingsError
@@ -99,7 +100,8 @@ def as_task(dataset: Dataset, asked: TaskName | Literal["auto"]) -> Dataset:
     if asked == "classification" and y.shape[1] == 1:
         classes, places = np.unique(y[:, 0], return_inverse=True)
         return replace(dataset, y=places.astype(np.int64), num_classes=len(classes), values=tuple(classes.tolist()))
-    raise SettingsError(f"task={asked}: the targets of {dataset.name} are those of {found}; use task={found}")
+    texts = f" (text: {some(numbers)})" if isinstance(numbers[0], str) else ""
+    raise SettingsError(f"task={asked}: the targets of {dataset.name} are those of {found}{texts}; use task={found}")
 
 
 def about_targets(dataset: Dataset) -> str:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 WORDS = frozenset(("na", "n/a", "nan", "null", "none", "#n/a", "\\n", "?", ".", "-"))
 """Words for a missing value among numbers, in lower case."""
 TRUTH = {"true": 1.0, "false": 0.0}
+JSON = (".jsonl", ".ndjson", ".json")
 NUMBERS = "iufb"
 """Kinds of types of numbers."""
 SAMPLE = 10_000
@@ -29,7 +30,7 @@ EXACT = 2**53
 
 
 def read_frame(path: str, texts: Collection[str]) -> DataFrame:
-    """Return the rows of a file: CSV, JSON lines (.jsonl, .ndjson) or Parquet (.parquet, .pq).
+    """Return the rows of a file: CSV, JSON lines (.jsonl, .ndjson, .json) or Parquet (.parquet, .pq).
 
     Args:
         path: the file.
@@ -43,10 +44,12 @@ def read_frame(path: str, texts: Collection[str]) -> DataFrame:
     suffix = Path(path).suffix.lower()
     if suffix in (".parquet", ".pq"):
         return read_parquet(path, dtype_backend="numpy_nullable")
-    if suffix not in (".jsonl", ".ndjson"):
+    if suffix not in JSON:
         return _read_csv(path, texts)
     with _opened(path) as file:
         records = [json.loads(line, object_pairs_hook=_unique) for line in file if line.strip()]
+    if not all(isinstance(record, dict) for record in records):
+        raise ValueError("its lines are no objects; write one object {...} in each line")
     frame = DataFrame(records, dtype=object)
     return frame.assign(**{name: frame[name].infer_objects() for name in frame.columns if name not in texts})
 
@@ -84,7 +87,8 @@ def _read_csv(path: str, texts: Collection[str]) -> DataFrame:
     if any(later <= earlier for earlier, later in zip(numbers, numbers[1:], strict=False)):
         raise ValueError(f"its first line has numbers, not names of columns: {header.strip()[:60]}; add a header")
     if len(first) > len(names):
-        raise ValueError(f"its header has {len(names)} names, but the row below it {len(first)} cells; name them all")
+        said = f"its header is {header.strip()[:60]}, but the row below it has {len(first)} cells"
+        raise ValueError(f"{said}; expected a name for each, in the first line")
     decimal = _decimal_mark(path) if separator == ";" else "."
     options: Any = {"sep": separator, "keep_default_na": False, "na_values": [""], "encoding": "utf-8-sig"}
     head: Any = read_csv(path, nrows=SAMPLE, dtype=object, **options)
@@ -98,10 +102,10 @@ def _read_csv(path: str, texts: Collection[str]) -> DataFrame:
         if all(re.fullmatch(r"[1-9]\d{0,2}[.,]\d{3}", text.strip()) for text in marked):
             said = f"{marked[0]} among whole numbers below 1000: are these thousands?"
             raise ValueError(f"column {name!r} has {said} Take their marks out, or write 12.000 for 12")
-    for name in own if decimal == "," else ():
-        cells = frame[name].dropna() if name in frame.columns else []
-        if all(re.fullmatch(r" *[-+]?\d+(,\d+)? *", text) for text in cells):
-            frame[name] = frame[name].str.replace(",", ".")
+    for name in [name for name, kind in frame.dtypes.items() if kind.kind == "O" and decimal == ","]:
+        is_number = frame[name].str.fullmatch(r" *[-+]?\d+(,\d+)?([eE][-+]?\d+)? *").fillna(False).astype(bool)
+        if is_number.sum() * 2 >= frame[name].notna().sum():  # others can be words for missing values
+            frame[name] = frame[name].where(~is_number, frame[name].str.replace(",", "."))
     return frame
 
 
@@ -173,14 +177,14 @@ def numbers_of_cells(column: Series, missing: Iterable[str] = ()) -> np.ndarray 
 
     Args:
         column: of a frame.
-        missing: further words, or numbers, that are missing.
+        missing: further words in lower case, or numbers, that are missing.
 
     Raises:
         ValueError: a number is infinite.
     """
     from pandas import factorize
 
-    gone = {word.lower() for word in missing}
+    gone = {*missing}
     if column.dtype.kind in NUMBERS:
         found = column.to_numpy(dtype=np.float64, na_value=np.nan)
         if np.isinf(found).any():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pflsim.config.names import some
+from pflsim.config.names import pasted, some
 from pflsim.data.dataset import Dataset
 from pflsim.data.sources.cells import SAMPLE, WORDS, as_number, names_of_cells, numbers_of_cells
 from pflsim.data.sources.frames import Rows
@@ -69,15 +69,16 @@ def columns_of(rows: Rows, used: Sequence[str], categorical: Sequence[str], miss
         rows: the table.
         used: names of the inputs.
         categorical: those that are categories whatever their cells are.
-        missing: words that are missing values.
+        missing: words that are missing values, in lower case.
     """
     from pandas import Series
 
     for name in used:
         column: Any = rows.frame[name]
         numbers = None
-        if column.map(lambda cell: isinstance(cell, list | dict)).any() if column.dtype == object else False:
-            raise SettingsError(f"column {name!r} has lists or mappings; data.exclude=[{name}] leaves it out")
+        if column.dtype == object and column.map(lambda cell: isinstance(cell, list | dict | np.ndarray)).any():
+            yield Column(name, column, False, odd="lists or mappings")
+            continue
         if name not in categorical and name not in rows.declared:
             numbers = numbers_of_cells(column, missing)
         if numbers is not None:
@@ -85,7 +86,7 @@ def columns_of(rows: Rows, used: Sequence[str], categorical: Sequence[str], miss
             yield Column(name, Series(numbers, column.index, name=name), True, code=code)
             continue
         texts = names_of_cells(column)
-        texts = texts.where(~texts.isin(missing))
+        texts = texts.where(~texts.str.lower().isin(missing))
         counts = {str(text): int(n) for text, n in texts.value_counts().items()}
         yield Column(name, texts, False, counts, str(column.dtype) if column.dtype.kind in ODD else "")
 
@@ -101,7 +102,7 @@ def check_inputs(where: str, columns: Sequence[Column], excluded: Sequence[str])
     found = {column.name: why for column in columns if not column.is_number and (why := _no_category(column))}
     if found:
         said = "; ".join(f"{name!r} {why}" for name, why in found.items())
-        remedy = f"data.exclude=[{','.join([*excluded, *found])}]"
+        remedy = pasted("data.exclude", [*excluded, *found])
         raise SettingsError(
             f"{where}: columns that are neither numbers nor a few categories: {said}. Leave them out with {remedy}, "
             "mend them, or name them in data.categorical or data.features"
@@ -118,12 +119,16 @@ def _no_category(column: Column) -> str:
     words = [text for text in counts if as_number(text) is None]
     if len(counts) - len(words) > FEW and 2 * sum(counts[word] for word in words) <= total:
         return f"has numbers, but also {some(words)}" if words else "is text by its type, but has numbers"
-    marked = [text for text in words if text.lower() not in WORDS and as_number(MARKS.sub("", text)) is not None]
+    marked = [text for text in words if text.lower() not in WORDS and _unmarked(text) is not None]
     if marked and 2 * sum(n for text, n in counts.items() if text not in words or text in marked) >= total:
         return f"has numbers with marks, such as {some(marked)}"
     if any(len(counts) > most and total < least * len(counts) for most, least in LIMITS):
         return f"is text with {len(counts)} different values in {total} rows"
     return ""
+
+
+def _unmarked(text: str) -> float | None:
+    return as_number(MARKS.sub("", text).replace("\N{MINUS SIGN}", "-"))
 
 
 def doubts(name: str, columns: Sequence[Column], dataset: Dataset, missing: Sequence[str] | None) -> Iterator[str]:
@@ -135,6 +140,8 @@ def doubts(name: str, columns: Sequence[Column], dataset: Dataset, missing: Sequ
         dataset: with the targets.
         missing: see `Missing`; None: words among categories are named.
     """
+    from pandas import Series
+
     words = [
         f"{column.counts[text]} cells {text} of {column.name!r}"
         for column in columns if missing is None for text in column.counts if text.lower() in WORDS
@@ -144,16 +151,22 @@ def doubts(name: str, columns: Sequence[Column], dataset: Dataset, missing: Sequ
     numbers = {column.name: column.cells.dropna().to_numpy() for column in columns if column.is_number}
     if ids := [each for each, cells in numbers.items() if _numbers_rows(cells)]:
         said = f"the inputs {', '.join(ids)} are whole numbers that differ in all rows"
-        yield f"{name}: {said}; data.exclude=[{','.join(ids)}] leaves them out"
+        yield f"{name}: {said}; {pasted('data.exclude', ids)} leaves them out"
     for each, cells in numbers.items():
         if code := _code(cells):
             yield f"{name}: {code[1]} cells of {each!r} are {code[0]}, far from the others; data.missing=[{code[0]}]?"
-    if dataset.values and isinstance(dataset.values[0], int) and (code := _code(np.array(dataset.values)[dataset.y])):
+    values, y = np.array(dataset.values or range(dataset.num_classes)), dataset.y
+    labels = Series(values[y] if y.ndim == 1 else y.ravel())
+    if labels.dtype.kind in "iuf" and (code := _code(labels.to_numpy())):
         yield f"{name}: {code[1]} labels are {code[0]}, far from the others; data.missing=[{code[0]}]?"
+    if labels.dtype.kind == "O" and labels.nunique() <= FEW:
+        counts = {str(text): int(count) for text, count in labels.value_counts().items()}
+        if why := _no_category(Column("", labels, False, counts)):
+            yield f"{name}: the label {why}, and each value is a class"
     if codes := [column for column in columns if column.code]:
         said = ", ".join(f"{column.code} of {column.name!r}" for column in codes)
-        remedy = f"data.categorical=[{','.join(column.name for column in codes)}] makes them categories"
-        yield f"{name}: cells such as {said} are numbers, without the zero at their beginning; {remedy}"
+        remedy = pasted("data.categorical", [column.name for column in codes])
+        yield f"{name}: cells such as {said} are numbers, without the zero before them; {remedy} makes them categories"
     named = {"clients": dataset.client_names, "labels": dataset.values or (), **{c.name: c.counts for c in columns}}
     if alike := [f"{some(found)} ({which})" for which, names in named.items() if (found := _alike(names))]:
         yield f"{name}: different names, although only their case differs: {'; '.join(alike)}"

@@ -15,7 +15,7 @@ import numpy as np
 from pflsim.config.components import NOTEBOOK, kept_object
 from pflsim.config.names import nearest
 from pflsim.data.dataset import Dataset
-from pflsim.data.sources.cells import check_names, counts_rows, read_frame
+from pflsim.data.sources.cells import JSON, check_names, counts_rows, read_frame
 from pflsim.data.sources.common import entries
 from pflsim.data.sources.identifiers import label_cells, named_cells, numbered, targets_of
 from pflsim.errors import SettingsError, reading
@@ -23,7 +23,7 @@ from pflsim.errors import SettingsError, reading
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-TYPED = (".jsonl", ".ndjson", ".parquet", ".pq")
+TYPED = (*JSON, ".parquet", ".pq")
 FORM = "a CSV file in UTF-8 with a header, lines of JSON (.jsonl), or a Parquet file (pip install 'pflsim[parquet]')"
 
 
@@ -36,7 +36,7 @@ class Source(NamedTuple):
         label: column of the targets.
         client: column of the clients.
         group: column of the groups whose rows stay together.
-        missing: words that are missing values; None: undecided.
+        missing: words that are missing values, in lower case; None: undecided.
         min_examples: clients with fewer rows in `path` are left out.
     """
 
@@ -52,7 +52,7 @@ class Source(NamedTuple):
     def of(cls, given: Mapping[str, Any]) -> Source:
         """Return the source of the arguments of a loader."""
         found = given["missing"]
-        words = None if found is None else tuple("null" if word is None else str(word) for word in found)
+        words = None if found is None else tuple("null" if word is None else str(word).lower() for word in found)
         return cls(*({**given, "missing": words}[name] for name in cls._fields))
 
 
@@ -110,9 +110,9 @@ def read_rows(data: str, source: Source, columns: Sequence[str] | None, texts: S
     for key, name in {"data.path": source.path, "data.test": source.test}.items():
         if name:
             with reading(given_as(key, name), FORM):
-                frames |= kept_object(name, key) is not None
+                frames |= kept_object(name, key) is not None or Path(name).is_dir()
                 stamps += [] if frames else [Path(name).stat().st_mtime_ns, Path(name).stat().st_size]
-    read = _read.__wrapped__ if frames else _read  # a frame can have changed
+    read = _read.__wrapped__ if frames else _read  # a frame or folder can have changed
     return read(source, None if columns is None else tuple(columns), tuple(texts), tuple(stamps))
 
 
@@ -177,10 +177,12 @@ def _frame(path: str, key: str, texts: Collection[str]) -> tuple[DataFrame, set[
         frame = kept_object(path, key)
         if frame is None and Path(path).is_dir():
             files = [file for folder in entries(Path(path)) if folder.is_dir() for file in entries(folder)]
-            found = [(file.parent.name, file.read_text(encoding="utf-8")) for file in files if file.is_file()]
+            found = [(file.parent.name, _text(file)) for file in files]
             return DataFrame(found, columns=["label", "text"]), {"label", "text"}, set()
         untyped = frame is None and Path(path).suffix.lower() not in TYPED
         frame = read_frame(path, texts) if frame is None else frame
+        if frame.columns.nlevels > 1:
+            raise ValueError("its columns have names of several levels; give each one name")
         index = {str(name) for name in frame.index.names if name is not None}
         frame = (frame.reset_index([*filter(None, frame.index.names)]) if index else frame).rename(columns=str)
         check_names([*frame.columns])
@@ -189,9 +191,20 @@ def _frame(path: str, key: str, texts: Collection[str]) -> tuple[DataFrame, set[
         return frame, declared, index | empty | {name for name in frame.columns if counts_rows(frame[name])}
 
 
+def _text(file: Path) -> str:
+    if file.is_dir():
+        raise ValueError(f"{file} is a folder; texts are files CLASS/*")
+    with reading(file, "a text in UTF-8"):
+        return file.read_text(encoding="utf-8")
+
+
 def _is_text(column: Any) -> bool:
-    """Return whether all cells of a typed column are text."""
-    return column.dtype.kind == "O" and all(isinstance(value, str) for value in column.dropna())
+    """Return whether all cells of a typed column are text, or it is categorical."""
+    return (
+        column.dtype.name == "category"
+        or column.dtype.kind == "O"
+        and all(isinstance(value, str) for value in column.dropna())
+    )
 
 
 def given_as(key: str, path: str | None) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pflsim.config.names import pasted
 from pflsim.data.sources.cells import NUMBERS, TRUTH, WORDS, as_number, names_of_cells, numbers_of_cells
 from pflsim.data.targets import found_targets
 from pflsim.errors import SettingsError
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from pandas import Series
 
 Missing = Sequence[str] | None
-"""Words that are missing values; None: undecided."""
+"""Words that are missing values, in lower case; None: undecided."""
 
 
 def in_order(names: Iterable[str]) -> tuple[str, ...]:
@@ -38,15 +39,14 @@ def named_cells(column: Series, key: str, missing: Missing) -> Series:
     for name in map(str, counts.index):
         (words if name.lower() in WORDS else others).append(name)
     if others and all(as_number(name) is not None for name in others):
-        return names.where(~names.isin([*words, *(missing or ())]))
+        return names.where(~names.str.lower().isin([*WORDS, *(missing or ())]))
     if words and missing is None:
         said = ", ".join(f"{counts[word]} cells {word}" for word in words)
-        remedy = ",".join(word if word.isalpha() else repr(word) for word in words)
         raise SettingsError(
-            f"{key}: column {column.name!r} has {said}: data.missing=[{remedy}] leaves these rows out, data.missing=[] "
-            "keeps them as names"
+            f"{key}: column {column.name!r} has {said}: {pasted('data.missing', words)} leaves these rows out, "
+            "data.missing=[] keeps them as names"
         )
-    return names.where(~names.isin([*(missing or ())]))
+    return names.where(~names.str.lower().isin([*(missing or ())]))
 
 
 def numbered(names: Series) -> tuple[np.ndarray, tuple[str, ...]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pflsim.config.components import keep_object
+from pflsim.config.components import TARGET, bind, check_component, keep_object
 from pflsim.config.settings import Count
 from pflsim.data.card import Card
 from pflsim.data.dataset import Dataset
@@ -51,7 +51,8 @@ class Table:
 
     def card(self) -> Card:
         """Return what is read of the table, before anything is trained; it prints as a table."""
-        data = load(**self.settings())
+        given = check_component({TARGET: f"{load.__module__}.{load.__name__}", **self.settings()}, "data")
+        data = bind(given, "data")()
         return Card((*data.card.lines, *(("warning", note) for note in data.notes)), data.card.columns)
 
     def settings(self) -> dict[str, Any]:
@@ -71,7 +72,7 @@ class Encoder:
 
     Args:
         numbers, categories: names of the columns.
-        missing: words that are missing values.
+        missing: words that are missing values, in lower case.
         fitted: a `ColumnTransformer` fitted on all clients; after it, if each has its own, those of the clients.
     """
 
@@ -97,7 +98,7 @@ class Encoder:
                 found[name] = cells
         for name in self.categories:
             texts = names_of_cells(frame[name])
-            found[name] = texts.where(~texts.isin(self.missing))
+            found[name] = texts.where(~texts.str.lower().isin(self.missing))
         return DataFrame(found, index=frame.index)
 
     def fit(self, rows: DataFrame, known: Any = "auto") -> Any:
@@ -147,8 +148,9 @@ def load(
         features: columns of the inputs; None: all others but one that counts the rows.
         exclude: columns that are no inputs.
         categorical: columns of numbers that are categories; columns of text always are.
-        missing: words that are missing values, besides empty cells, and among numbers NA, NaN, null, None, ?, . and -;
-            None: NA, None and such words in columns of labels, clients and groups are an error, and else categories.
+        missing: words that are missing values, in upper or lower case, besides empty cells, and among numbers NA, NaN,
+            null, None, ?, . and -; None: NA, None and such words in columns of labels, clients and groups are an error,
+            and else categories.
         fit: the training rows that give means, deviations and fillings: of all clients, or each client's own.
         min_examples: clients with fewer usable rows in `path` are left out.
 

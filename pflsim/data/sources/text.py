@@ -16,6 +16,7 @@ from pflsim.config.settings import Count
 from pflsim.data.dataset import MAX_TOKENS, Dataset
 from pflsim.data.federated import Partition
 from pflsim.data.sources.frames import Source, check_columns, defaults_of, dumped, read_rows
+from pflsim.data.sources.table_card import card_of
 from pflsim.errors import reading
 
 UNKNOWN = 1
@@ -156,7 +157,13 @@ def load(
         return replace(dataset, x=every(rows.frame), vocabulary=every.size, fields=fields, encoder=dumped(every))
 
     content: Any = rows.frame[[text]].astype(str)
-    return replace(rows.dataset(content, np.int64, fit=fitted), notes=notes)
+    empty = int((sizes == 0).sum())
+    about = f"{np.median(sizes):g} tokens at the median, {sizes.max():,} at most" + f"; {empty:,} are empty" * (
+        empty > 0
+    )
+    return replace(
+        rows.dataset(content, np.int64, fit=fitted), notes=notes, card=card_of(source, rows, (), (text, about))
+    )
 
 
 def defaults(load: partial[Dataset]) -> dict[str, Any]:

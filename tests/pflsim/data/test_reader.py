@@ -5,6 +5,7 @@ from __future__ import annotations
 import decimal
 import json
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,7 @@ def test_clients_of_typed_files_are_as_written() -> None:
 
 
 @pytest.mark.parametrize("key", ["label", "client", "group"])
-@pytest.mark.parametrize("word", ["NA", "None", "null", "n/a", "-", "?"])
+@pytest.mark.parametrize("word", ["NA", "None", "NULL", "NaN", "\\N", "n/a", "-", "?"])
 def test_a_word_for_missing_among_names_is_asked_about(key: str, word: str) -> None:
     name = {"label": "y", "client": "site", "group": "g"}[key]
     frame = BASE.assign(g=BASE["site"])
@@ -95,11 +96,11 @@ def test_a_word_for_missing_among_names_is_asked_about(key: str, word: str) -> N
     group = {"group": "g"} if key == "group" else {}
     with pytest.raises(SettingsError, match=rf"15 cells {re.escape(word)}.*data\.missing=\[") as error:
         read(frame, **group)
-    (remedy,) = re.findall(r"data\.missing=\[[^]]+\]", str(error.value))
-    words = ["data=table", "data.path=t.csv", "data.label=y", *(["data.group=g"] if group else []), remedy]
+    remedy = shlex.split(str(error.value).partition(f"{word}: ")[2].partition(" leaves")[0])
+    words = ["data=table", "data.path=t.csv", "data.label=y", *(["data.group=g"] if group else []), *remedy]
     words += [] if key == "label" else ["data.client=site"]
     assert len(load_federation(settings_of(*words, "clients=3", "partition=iid"))[0].y) == N * 3 // 4
-    assert len(read(frame, **group, missing=[word]).y) == N * 3 // 4
+    assert len(read(frame, **group, missing=[word.lower()]).y) == N * 3 // 4
     assert len(read(frame, **group, missing=[]).y) == N
 
 
@@ -184,14 +185,15 @@ def test_dates_of_typed_files_stop_the_run() -> None:
         ("y;a;a\n1;2;3\n", "'a'"),
         ("5.1,3.5,1.4,0.2,setosa\n4.9,3.0,1.4,0.2,setosa\n", "header"),
         ("1,1,0,3\n2,1,0,3\n", "header"),
-        ("y,a\n1,2,3\n4,5,6\n", "2 names"),
+        ("y,a\n1,2,3\n4,5,6\n", "y,a, .* 3 cells"),
+        ("[{}]", "objects"),
         ("y;a\n1,5;2\n2.5;3\n", "1,5.*2.5"),
         ('{"y": 1, "a": 2, "a": 3}', "'a'"),
     ],
 )
 def test_files_that_are_not_what_they_seem_are_refused(text: str, says: str) -> None:
     with pytest.raises(SettingsError, match=says):
-        read(text, name="t.jsonl" if text[0] == "{" else "t.csv", client=None)
+        read(text, name="t.json" if text[0] in "[{" else "t.csv", client=None)
 
 
 def test_numbers_of_half_of_europe() -> None:
@@ -201,11 +203,23 @@ def test_numbers_of_half_of_europe() -> None:
     assert data.task == "regression" and sorted({*data.y[:, 0].tolist()}) == pytest.approx([1, 2.3, 3.7])
     excel = read("y;a\r\n1;1,5\r\n0;2,5\r\n", client=None)
     assert [c.get("mean") for c in excel.card.columns] == [None, 2.0]
+    r = read("y;a\n1,5;NA\nNA;0,5\n2,5;1,5\n", client=None, missing=["NA"])
+    assert r.y.ravel().tolist() == [1.5, 2.5] and inputs(r) == {"a": "number"}
     for separator, mark in ((";", "."), (";", ","), (",", ".")):
         cells = frame["income"].str.replace(".", mark)
         with pytest.raises(SettingsError, match=rf"'income' has 1\{mark}011 .*thousands"):
             read(frame.assign(income=cells).drop(columns=["a", "b", "grade"]).to_csv(sep=separator, index=False))
     assert inputs(read(frame.assign(income=["987.5", "1.011", "18.992"] * (N // 3))))["income"] == "number"
+
+
+def test_the_remedy_for_a_column_can_be_pasted() -> None:
+    frame = BASE.assign(**{name: [f"t{n}" for n in range(N)] for name in ("2019", "a=b", "it's", "Größe: cm", "null")})
+    frame.to_csv("t.csv", index=False)
+    words = ["data=table", "data.path=t.csv", "data.label=y", "data.client=site"]
+    with pytest.raises(SettingsError) as caught:
+        load_federation(settings_of(*words))
+    command = re.search(r"Leave them out with (.*), mend them", str(caught.value))
+    assert command and load_federation(settings_of(*words, *shlex.split(command[1])))
 
 
 def test_a_column_of_lists_is_named_and_can_be_left_out() -> None:
@@ -246,15 +260,16 @@ def test_separators_and_decimal_marks(separator: str, decimal: str, encoding: st
 def test_typed_columns_keep_their_types() -> None:
     frame = BASE.assign(
         d=[decimal.Decimal(str(v)) for v in BASE["a"]], code=[str(i % 3) for i in range(N)], truth=BASE["a"] > 0,
+        cut=pd.Categorical(np.arange(N) % 3),
         mixed=pd.Series([*BASE["b"][:-1], "?"], dtype=object), n=pd.array([*range(N - 1), None], dtype="Int64"),
     )  # fmt: skip
-    kinds = {"d": "number", "code": "category", "truth": "number", "mixed": "number", "n": "number"}
+    kinds = {"d": "number", "code": "category", "truth": "number", "mixed": "number", "n": "number", "cut": "category"}
     found = inputs(load(**pflsim.Table(frame, label="y", client="site").settings()))
     assert {name: found[name] for name in kinds} == kinds
     frame.drop(columns="mixed").set_index("site").to_parquet("t.parquet")
     found = inputs(load(path="t.parquet", label="y", client="site"))
     assert {name: found[name] for name in ("d", "code", "truth", "n")} == {
-        k: v for k, v in kinds.items() if k != "mixed"
+        k: v for k, v in kinds.items() if k not in ("mixed", "cut")
     }
     indexed = pflsim.Table(BASE.set_index(pd.Index(np.arange(N) % 4 / 2, name="i")), label="y", client="site")
     assert inputs(load(**indexed.settings())) == {"i": "not used", "a": "number", "b": "number"}
@@ -290,6 +305,20 @@ def test_a_column_that_counts_the_rows_is_no_input(first: int) -> None:
 )
 def test_doubtful_columns_are_named(values: Any, settings: dict[str, Any], named: str) -> None:
     notes = [note for note in column(values, **settings).notes if "new" in note]
+    assert bool(notes) == bool(named) and all(named in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("cells", "named"),
+    [
+        ([*rng.normal(size=N - 3), -99, -99, -99], "3 labels are -99"),
+        (["12%", "7%", "12%"] * (N // 3), "12%"),
+        (["1,5", "2,5"] * (N // 2), "1,5"),
+        (["a", "b"] * (N // 2), ""),
+    ],
+)
+def test_doubtful_labels_are_named(cells: list[Any], named: str) -> None:
+    notes = [note for note in read(BASE.assign(y=cells)).notes if "label" in note]
     assert bool(notes) == bool(named) and all(named in note for note in notes)
 
 
@@ -364,6 +393,13 @@ def test_rows_of_a_group_stay_on_one_side(per_site: bool) -> None:
     assert rows == [*range(N)]
     if per_site:
         assert all(4 <= len(test) <= 10 for test in partition.test)  # a quarter of 20 rows, rounded up to a whole group
+
+
+def test_the_card_is_of_the_task() -> None:
+    read(BASE.assign(y=[10, 20, 30] * (N // 3)))
+    words = ["data=table", "data.path=t.csv", "data.label=y", "data.client=site"]
+    for more, label in (([], "3 classes: 10 20, 20 20, 30 20"), (["task=regression"], "10 to 30, mean 20")):
+        assert dict(load_federation(settings_of(*words, *more))[0].card.lines)["label (y)"] == label
 
 
 @pytest.mark.parametrize("words", [["split=counts"], ["split.stratify=true"], ["split=official"]])

@@ -20,6 +20,7 @@ from pflsim.data.federated import Partition, shard
 from pflsim.data.sources import npz, text
 from pflsim.data.sources.own import as_dataset
 from pflsim.data.sources.scikit_learn import breast_cancer, wine
+from pflsim.errors import SettingsError
 
 RUN = ["executor=inline", "progress=none", "rounds=1", "method=fedavg", "run_dir=run"]
 
@@ -66,6 +67,17 @@ def test_characters_and_their_mask_from_a_folder() -> None:
     dataset, *_ = federation(*words, "clients=2")
     assert dataset.fields == ("input_ids", "attention_mask") and dataset.x.shape == (20, 2, 4) and dataset.tokens == 3
     assert np.array_equal(dataset.x[:, 1], dataset.x[:, 0] != 0) and {*dataset.x[:, 0].ravel()} == {0, 2}
+    Path("texts/a/.hidden").touch()
+    Path("texts/b/20.txt").write_text("")
+    dataset, *_ = federation(*words, "clients=2")
+    card = dict(dataset.card.lines)
+    assert card["label (label)"] == "2 classes: a 10, b 11" and "1 are empty" in card["texts (text)"]
+    Path("texts/b/21.txt").write_bytes(b"\xff")
+    with pytest.raises(SettingsError, match=r"21\.txt"):
+        federation(*words)
+    Path("texts/a/more").mkdir()
+    with pytest.raises(SettingsError, match="a/more is a folder"):
+        federation(*words)
 
 
 def lengths(*counts: int, test: tuple[int, ...] = (), **options: Any) -> Dataset:
