@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pflsim.analysis.comparison import Comparison
 from pflsim.config.names import written
@@ -53,3 +55,23 @@ def varying(comparisons: Sequence[Comparison]) -> list[list[str]]:
         if len({*map(tuple, names)}) == len(each):
             break
     return [own or [f"set {number}"] for number, own in enumerate(names, 1)]
+
+
+def edges_of(chosen: Mapping[str, Any], space: Mapping[str, Any]) -> list[str]:
+    """Return the keys of numbers at an end of what was searched, beyond which there can be better ones.
+
+    Args:
+        chosen: values by key.
+        space: choices, or a range with `low`, `high` and `log`, by key; the outer 5% of a range are its ends.
+    """
+    found = []
+    for key, value in chosen.items():
+        node, scale = space[key], float
+        if isinstance(node, Mapping):
+            scale, node = math.log if node.get("log") else float, [node["low"], node["high"]]
+        if all(isinstance(each, int | float) and not isinstance(each, bool) for each in node):
+            low, high, at = scale(min(node)), scale(max(node)), scale(value)
+            margin = 0.05 * (high - low) * (node is not space[key])
+            if low < high and not low + margin < at < high - margin:
+                found.append(key)
+    return found

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pflsim.commands.resume import resume_run
 from pflsim.commands.sweep import of_all, parallel_runs, run_alone
 from pflsim.config.compose import composing, config_folders
+from pflsim.config.names import listed
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
@@ -135,21 +136,26 @@ def _tables(study: Study, runs: Sequence[Path]) -> list[str]:
     from pflsim.analysis.comparison import compare_sets
     from pflsim.analysis.runs import read_run
     from pflsim.analysis.tables import Table, drawn, render
+    from pflsim.analysis.words import edges_of
     from pflsim.commands.tune_study import settings_text
     from pflsim.terminal.formats import in_text
     from pflsim.terminal.identity import identity
 
+    edged = list[str]()
     rows, failures, found = list[tuple[str, ...]](), list[str](), [read_run(path) for path in runs]
     sign = 1 if not found or found[0].higher else -1  # the best value of a trial is the highest
     for method in study.methods:
         count, failed, best = len(study.trials(method)), study.failed(method), study.chosen(method)
         trials = f"{count}{f', {len(failed)} failed' * bool(failed)}{', all there are' * (count < study.budget)}"
         values, score = (settings_text(best.params), f"{sign * (best.value or 0.0):.4f}") if best else ("none", "")
+        if edges := edges_of(best.params, method.space) if best else []:
+            edged.append(f"{method.name}: {listed(edges)} at an edge of the space; better values can be beyond it")
         rows.append((identity(method.name).display, trials, settings_text(method.space), values, score))
         failures += [f"failed: {method.name} trial {number + 1}: {failed[number]}" for number in sorted(failed)]
     primary = in_text(found[0].primary if found else "accuracy")
     headers = ("method", "trials", "space", "chosen values", f"validation\n{primary}")
-    notes = (f"validation {primary}: mean over clients, of the reported model in the trial's best round", *failures)
+    told = f"validation {primary}: mean over clients, of the reported model in the trial's best round"
+    notes = (told, *edged, *failures)
     table = Table(f"Tuning by validation, {study.budget} trials each", headers, tuple(rows), notes)
     compared = compare_sets(found) if found else []
     return [f"{drawn([table], kind)}\n\n{render(compared, kind)}".rstrip() for kind in ("text", "markdown")]

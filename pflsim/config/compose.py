@@ -130,6 +130,8 @@ def composed(overrides: Sequence[str], folders: Sequence[Path]) -> Composition:
         asked = [*parse([text for text in more if text.partition("=")[0] not in given]), *asked]
         content, choices = _compose(asked, folders, groups)
         _choose_clients(content, choices, chosen)
+    if "clients" not in content:
+        content |= import_module("pflsim.data.explicit").clients_of(content["partition"])
     content.pop(QUICK, None)
     search = dict[str, Any]()
     for group in ("method", "server_optimizer"):

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from pflsim.config.components import TARGET, kept_object
 from pflsim.config.validate import checked
 from pflsim.data.content import partition_hash
 from pflsim.data.dataset import Dataset
@@ -90,6 +91,15 @@ def _places(known: np.ndarray, rows: np.ndarray, what: str) -> np.ndarray:
     if lacking := rows[~np.isin(rows, known)].tolist():
         raise SettingsError(f"{what}: row {lacking[0]} of the files is left out, because of its label or client")
     return np.searchsorted(known, rows)
+
+
+def clients_of(partition: Mapping[str, Any]) -> dict[str, int]:
+    """Return the number of clients as `{"clients": N}`, if the component `partition` lists their rows; else {}."""
+    target, path = str(partition.get(TARGET)), partition.get("path")
+    is_file = target == f"{__name__}.{explicit.__name__}" and path
+    rows = _read(str(path)) if is_file else getattr(kept_object(target, "partition"), "rows", {})
+    train = rows.get("train")
+    return {"clients": len(train)} if isinstance(train, list | tuple) else {}
 
 
 def _read(path: str | None) -> Mapping[str, Any]:

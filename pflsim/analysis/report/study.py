@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pflsim.analysis.runs import find_runs, read_run, run_settings
+from pflsim.analysis.words import edges_of
 from pflsim.config.names import written
 from pflsim.records.files import keys, read_json
 from pflsim.terminal.identity import Identity, identity
@@ -26,6 +27,7 @@ class Tuned:
         best: the best score up to each trial.
         chosen: the settings of the best trial.
         space: what was searched, by setting.
+        edges: settings whose chosen value is at an end of what was searched.
     """
 
     who: Identity
@@ -33,6 +35,7 @@ class Tuned:
     best: list[float]
     chosen: str
     space: str
+    edges: list[str]
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,9 @@ def read_study(folder: Path) -> Study:
                 trials.append((text, line.evaluations[run.reported._replace(split="val")].mean))
                 higher = run.higher
         best = list(accumulate((score for _, score in trials), max if higher else min))
-        found.append(Tuned(identity(name), trials, best, _text(content["chosen"].get(name) or {}), _text(space)))
+        chosen = content["chosen"].get(name) or {}
+        edges = [key.removeprefix("method.") for key in edges_of(chosen, space)]
+        found.append(Tuned(identity(name), trials, best, _text(chosen), _text(space), edges))
     return Study(plan["trials"], metric, found)
 
 

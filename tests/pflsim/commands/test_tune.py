@@ -15,6 +15,7 @@ from made_runs import make_run
 from support import refusing
 
 from pflsim import cli
+from pflsim.analysis.words import edges_of
 from pflsim.commands import tune
 from pflsim.commands.overrides import overrides_of
 from pflsim.commands.tune_study import JOURNAL, STUDY, Method, methods_of
@@ -219,6 +220,19 @@ def test_a_finite_space_is_tried_once(study: Callable[..., int], monkeypatch: py
     assert "all there are" in Path("study/tuned.md").read_text()
 
 
+def test_numbers_at_an_edge_of_their_space() -> None:
+    wide = {"low": 0.001, "high": 1.0, "log": True}
+    spaces = {
+        "a": [0.1, 0.01, 0.02],
+        "b": wide,
+        "c": wide,
+        "d": {"low": 1, "high": 5},
+        "e": ["x", "y"],
+        "f": [True, False],
+    }
+    assert edges_of({"a": 0.02, "b": 0.9, "c": 0.1, "d": 1, "e": "x", "f": True}, spaces) == ["b", "d"]
+
+
 def test_equal_budgets_and_the_choice_by_validation(study: Callable[..., int]) -> None:
     ran = list[Settings]()
     assert study("study", fake(ran=ran), "seed=4", *WORDS, "--trials", "7", "--seeds", "2") == 0
@@ -313,6 +327,7 @@ def test_the_tables(study: Callable[..., int], capsys: pytest.CaptureFixture[str
     assert study("study", fake(lambda s: -1 if s.lr == 0.5 else near(s)), *words) == 0
     said, page = capsys.readouterr().out, Path("study/tuned.md").read_text()
     assert "fedprox" in said and "3, 1 failed, all there are" in page and "lr=0.05" in said
+    assert "lr at an edge" in said
     assert page.count("| Local") == 2  # tuned, and compared
 
 

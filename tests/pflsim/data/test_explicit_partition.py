@@ -15,6 +15,7 @@ from support import refusing, settings_of
 
 from pflsim import cli
 from pflsim.commands import overrides
+from pflsim.commands.overrides import overrides_of
 from pflsim.config.settings import Settings
 from pflsim.data import partitions, splits
 from pflsim.data.content import partition_hash
@@ -212,10 +213,12 @@ def test_command_partition_is_the_partition_of_a_run(
     printed = capsys.readouterr().out
     assert record["hash"] in printed and len(printed.splitlines()) < 10
     assert "here" in refused("partition", *words, "into=here"), "files are not overwritten"
-    again = ["partition", "data=digits", "partition=explicit", "partition.path=here/partition.json", "clients=4"]
+    again = ["partition", "data=digits", "partition=explicit", "partition.path=here/partition.json"]
     assert cli.main(again) == 0
     assert json.loads(Path("partition/partition.json").read_text())["hash"] == record["hash"]
-    assert "list of 4" in refused(*again[:-1], "into=other")
+    assert "list of 4" in refused(*again, "clients=3", "into=other")
+    rows = {key: record[key] for key in ("train", "test", "numbering")}
+    assert settings_of(*overrides_of({"data": "digits", "partition": rows})).clients == 4
 
 
 def test_own_rules_that_fail_or_draw_from_a_global_generator() -> None:
