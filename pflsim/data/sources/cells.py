@@ -170,6 +170,12 @@ def names_of_cells(column: Series) -> Series:
     return Series(found[codes], column.index, object, column.name)
 
 
+def without(names: Series, words: Collection[str]) -> Series:
+    """Return names of which these words, in upper or lower case, are NaN."""
+    gone = [name for name in names.dropna().unique() if name.lower() in words] if words else []
+    return names.where(~names.isin(gone)) if gone else names
+
+
 def numbers_of_cells(column: Series, missing: Iterable[str] = ()) -> np.ndarray | None:
     """Return the cells as float64, missing ones as NaN; None if a cell is something else than a finite number.
 

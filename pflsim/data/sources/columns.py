@@ -12,7 +12,7 @@ import numpy as np
 
 from pflsim.config.names import pasted, some
 from pflsim.data.dataset import Dataset
-from pflsim.data.sources.cells import SAMPLE, WORDS, as_number, names_of_cells, numbers_of_cells
+from pflsim.data.sources.cells import SAMPLE, WORDS, as_number, names_of_cells, numbers_of_cells, without
 from pflsim.data.sources.frames import Rows
 from pflsim.data.sources.identifiers import is_code
 from pflsim.errors import SettingsError
@@ -85,8 +85,7 @@ def columns_of(rows: Rows, used: Sequence[str], categorical: Sequence[str], miss
             code = next(filter(is_code, map(str, column)), "") if column.dtype == object else ""
             yield Column(name, Series(numbers, column.index, name=name), True, code=code)
             continue
-        texts = names_of_cells(column)
-        texts = texts.where(~texts.str.lower().isin(missing))
+        texts = without(names_of_cells(column), missing)
         counts = {str(text): int(n) for text, n in texts.value_counts().items()}
         yield Column(name, texts, False, counts, str(column.dtype) if column.dtype.kind in ODD else "")
 
@@ -155,14 +154,13 @@ def doubts(name: str, columns: Sequence[Column], dataset: Dataset, missing: Sequ
     for each, cells in numbers.items():
         if code := _code(cells):
             yield f"{name}: {code[1]} cells of {each!r} are {code[0]}, far from the others; data.missing=[{code[0]}]?"
-    values, y = np.array(dataset.values or range(dataset.num_classes)), dataset.y
-    labels = Series(values[y] if y.ndim == 1 else y.ravel())
-    if labels.dtype.kind in "iuf" and (code := _code(labels.to_numpy())):
-        yield f"{name}: {code[1]} labels are {code[0]}, far from the others; data.missing=[{code[0]}]?"
-    if labels.dtype.kind == "O" and labels.nunique() <= FEW:
-        counts = {str(text): int(count) for text, count in labels.value_counts().items()}
-        if why := _no_category(Column("", labels, False, counts)):
+    values, y = dataset.values or range(dataset.num_classes), dataset.y
+    if y.ndim == 1 and isinstance(values[0], str):
+        counts = dict(zip(values, np.bincount(y, minlength=len(values)).tolist(), strict=True))
+        if len(counts) <= FEW and (why := _no_category(Column("", Series(dtype=object), False, counts))):
             yield f"{name}: the label {why}, and each value is a class"
+    elif code := _code(np.array(values)[y] if y.ndim == 1 else y.ravel()):
+        yield f"{name}: {code[1]} labels are {code[0]}, far from the others; data.missing=[{code[0]}]?"
     if codes := [column for column in columns if column.code]:
         said = ", ".join(f"{column.code} of {column.name!r}" for column in codes)
         remedy = pasted("data.categorical", [column.name for column in codes])
@@ -208,7 +206,7 @@ def _determines(column: Column, y: np.ndarray) -> bool:
     """Return whether each value has one label, with at least `ROWS_A_VALUE` rows a value."""
     from pandas import factorize
 
-    if len(column.cells) > SAMPLE and column.cells.sample(SAMPLE, random_state=0).is_unique:
+    if len(column.cells) > SAMPLE and column.cells[:SAMPLE].is_unique:
         return False  # it has many more values, which would take long to count
     codes, values = factorize(column.cells)
     known = codes >= 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pflsim.config.names import pasted
-from pflsim.data.sources.cells import NUMBERS, TRUTH, WORDS, as_number, names_of_cells, numbers_of_cells
+from pflsim.data.sources.cells import NUMBERS, TRUTH, WORDS, as_number, names_of_cells, numbers_of_cells, without
 from pflsim.data.targets import found_targets
 from pflsim.errors import SettingsError
 
@@ -39,22 +39,24 @@ def named_cells(column: Series, key: str, missing: Missing) -> Series:
     for name in map(str, counts.index):
         (words if name.lower() in WORDS else others).append(name)
     if others and all(as_number(name) is not None for name in others):
-        return names.where(~names.str.lower().isin([*WORDS, *(missing or ())]))
+        return without(names, {*WORDS, *(missing or ())})
     if words and missing is None:
         said = ", ".join(f"{counts[word]} cells {word}" for word in words)
         raise SettingsError(
             f"{key}: column {column.name!r} has {said}: {pasted('data.missing', words)} leaves these rows out, "
             "data.missing=[] keeps them as names"
         )
-    return names.where(~names.str.lower().isin([*(missing or ())]))
+    return without(names, missing or ())
 
 
 def numbered(names: Series) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the number [n] int64 of each name, -1 for NaN, and the names in their order."""
-    from pandas import Categorical
+    from pandas import factorize
 
-    order = in_order(names.dropna().unique())
-    return Categorical(names, categories=[*order]).codes.astype(np.int64), order
+    codes, found = factorize(names)
+    order = in_order(found)
+    places = {name: place for place, name in enumerate(order)}
+    return np.array([*map(places.__getitem__, found), -1], np.int64)[codes], order
 
 
 def label_cells(column: Series, missing: Missing, declared: bool) -> Series:

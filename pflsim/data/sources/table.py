@@ -15,7 +15,7 @@ from pflsim.config.settings import Count
 from pflsim.data.card import Card
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
-from pflsim.data.sources.cells import names_of_cells, numbers_of_cells
+from pflsim.data.sources.cells import names_of_cells, numbers_of_cells, without
 from pflsim.data.sources.columns import ODD, Column, check_inputs, columns_of, doubts
 from pflsim.data.sources.frames import Rows, Source, check_columns, defaults_of, dumped, given_as, read_rows
 from pflsim.data.sources.table_card import card_of
@@ -97,8 +97,7 @@ class Encoder:
                     raise ValueError("there is text")
                 found[name] = cells
         for name in self.categories:
-            texts = names_of_cells(frame[name])
-            found[name] = texts.where(~texts.str.lower().isin(self.missing))
+            found[name] = without(names_of_cells(frame[name]), self.missing)
         return DataFrame(found, index=frame.index)
 
     def fit(self, rows: DataFrame, known: Any = "auto") -> Any:
