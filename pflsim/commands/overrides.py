@@ -108,5 +108,5 @@ def _explicit(rows: Mapping[str, Any]) -> Callable[[Dataset, int], Partition]:
         return explicit(dataset, clients, rows)
 
     listed.__qualname__ = "explicit"
-    listed.rows = rows  # for the number of clients
+    listed.__dict__["rows"] = rows  # for the number of clients
     return listed

@@ -156,7 +156,7 @@ def doubts(name: str, columns: Sequence[Column], dataset: Dataset, missing: Sequ
             yield f"{name}: {code[1]} cells of {each!r} are {code[0]}, far from the others; data.missing=[{code[0]}]?"
     values, y = dataset.values or range(dataset.num_classes), dataset.y
     if y.ndim == 1 and isinstance(values[0], str):
-        counts = dict(zip(values, np.bincount(y, minlength=len(values)).tolist(), strict=True))
+        counts = dict(zip(map(str, values), np.bincount(y, minlength=len(values)).tolist(), strict=True))
         if len(counts) <= FEW and (why := _no_category(Column("", Series(dtype=object), False, counts))):
             yield f"{name}: the label {why}, and each value is a class"
     elif code := _code(np.array(values)[y] if y.ndim == 1 else y.ravel()):
@@ -206,7 +206,7 @@ def _determines(column: Column, y: np.ndarray) -> bool:
     """Return whether each value has one label, with at least `ROWS_A_VALUE` rows a value."""
     from pandas import factorize
 
-    if len(column.cells) > SAMPLE and column.cells[:SAMPLE].is_unique:
+    if len(column.cells) > SAMPLE and column.cells.head(SAMPLE).is_unique:
         return False  # it has many more values, which would take long to count
     codes, values = factorize(column.cells)
     known = codes >= 0
