@@ -21,7 +21,7 @@ from pflsim.analysis.comparison import Comparison, Row, Spread, best_first
 from pflsim.analysis.differences import Family
 from pflsim.analysis.forest import as_text, forest
 from pflsim.analysis.runs import incomplete, run_settings
-from pflsim.analysis.verdict import fixed, over_benchmarks, rounded, scale_of, signed
+from pflsim.analysis.verdict import fixed, over_benchmarks, rounded, scale_of, signed, steady
 from pflsim.analysis.words import about
 from pflsim.config.names import listed, written
 from pflsim.data.splits import copies_labels
@@ -99,30 +99,31 @@ def figures(comparison: Comparison) -> Table:
 
 def paired(comparison: Comparison, family: Family) -> Table:
     """Return a table with one line per difference to a reference, the best first."""
-    reference, several = family.reference.label, family.tests
+    reference, corrected = family.reference.label, " (Holm)" * (family.tests > 1)
     unit = "clients" if family.same_clients else "pairs"
-    p, intervals = "p (Holm)" if several > 1 else "p", ("95% interval,\nseeds", f"95% interval,\n{unit}")
-    difference = "difference" + ",\npoints" * bool(scale_of(comparison.primary)[2])
-    headers = ("method", unit, difference, *intervals, "better", "equal", "worse", p, "evidence")
+    kinds, scale = ("seeds", unit), scale_of(comparison.primary)
+    difference = "difference" + ",\npoints" * bool(scale[2])
+    intervals, tests = ([f"{what},\n{kind}" for kind in kinds] for what in ("95% interval", f"p{corrected}"))
+    headers = ("method", unit, difference, *intervals, "better", "equal", "worse", *tests, "evidence")
     rows, better = [], 1 if comparison.higher else -1
     for d in sorted(family.differences, key=lambda d: math.inf if d.mean is None else -better * d.mean):
-        seeds, pairs = (
-            NONE if None in ends else f"[{_signed(comparison, ends[0])}, {_signed(comparison, ends[1])}]"
-            for ends in (d.over_seeds, (d.low, d.high))
+        seeds = NONE if None in d.over_seeds else f"[{', '.join(_signed(comparison, x) for x in d.over_seeds)}]"
+        counts, own = map(str, (d.better, d.equal, d.worse)), (d.seeds and d.seeds.p_holm, d.p_holm)
+        p = (NONE if x is None else f"{x:.3f}" if x >= 0.0095 else f"{x:.2g}" for x in own)
+        over_clients = steady(d.low, d.high, *scale[:2])
+        rows.append(
+            (d.group.label, str(d.pairs), _signed(comparison, d.mean), seeds, over_clients, *counts, *p, d.level)
         )
-        p = NONE if d.p_holm is None else f"{d.p_holm:.3f}" if d.p_holm >= 0.0095 else f"{d.p_holm:.2g}"
-        counts = map(str, (d.better, d.equal, d.worse))
-        rows.append((d.group.label, str(d.pairs), _signed(comparison, d.mean), seeds, pairs, *counts, p, d.level))
     about = f"Differences to {reference}, client by client"
-    tested = f", Holm-corrected for {several} comparisons" if several > 1 else ""
+    tested = f", Holm-corrected for {family.tests} comparisons" if corrected else ""
+    over_seeds = "clients and seeds are both random" if family.same_clients else "moderated t test of the seeds' means"
+    how = "with all their seeds; each counts once, with its mean over them" if family.same_clients else "of each seed"
     notes = (
-        f"difference: mean over {family.unit} of the {in_text(comparison.primary)} minus that of {reference}",
-        f"95% interval, seeds: t interval of the mean differences of the seeds; {unit}: bootstrap over {unit} (BCa)",
-        f"p: Wilcoxon's signed-rank test over {unit}{tested}; 1 if its ranks point against the mean",
-        "clear: both intervals exclude 0, and p < 0.05; on these clients only: not the interval over seeds",
-        "the same clients in every seed: each counts once, with its mean over the seeds"
-        if family.same_clients
-        else "over pairs, the clients of a seed count as independent, which understates the variation between seeds",
+        f"difference: mean over seeds of mean {in_text(comparison.primary)} over clients, minus that of {reference}",
+        f"seeds: {over_seeds}{tested}",
+        f"{unit}: bootstrap (BCa) and Wilcoxon's signed-rank test over clients {how}{tested}; p = 1 if ranks and "
+        "difference point to different sides",
+        f"clear: both p < 0.05, and the interval over {unit} excludes 0; on these clients only: not p over seeds",
     )
     as_before = f"columns as in the differences to {comparison.reference.label}"
     return Table(about, headers, tuple(rows), notes if family is comparison.families[0] else (as_before,))
@@ -154,6 +155,8 @@ def _record(comparison: Comparison, row: Row, settings: list[str]) -> dict[str, 
             **{f"difference_{name}": getattr(d, name, None) for name in ("mean", "low", "high")},
             **dict(zip(ends, d.over_seeds if d else (None, None), strict=True)),
             **{name: getattr(d, name, None) for name in ("better", "equal", "worse", "p", "p_holm")},
+            **{f"{name}_over_seeds": getattr(d and d.seeds, name, None) for name in ("p", "p_holm", "error", "df")},
+            **dict(zip(("prior_variance", "prior_df"), d and family.prior or (None, None), strict=True)),
             "level": d.level if d and not comparison.objections else None,
         }
 
@@ -274,10 +277,16 @@ def cautions(comparison: Comparison) -> Iterator[str]:
 
 
 def remarks(comparison: Comparison) -> Iterator[str]:
-    """Yield what figures do not show: test rows that favour personal models, and clients that have not taken part."""
+    """Yield what figures do not show: test rows that favour personal models, and clients left out or not trained."""
     if splits := {run_settings(run)["split"] for run in comparison.runs if copies_labels(run.config["split"])}:
         why = "test rows have the label shares of each client's training rows"
         yield f"split={', '.join(sorted(splits))}: {why}, which favours personal models if clients have few rows"
+    for family in comparison.families:
+        found, name = family.differences, family.reference.label
+        if alone := [f"{d.unmatched} with {d.group.label}" for d in found if d.unmatched]:
+            yield f"clients with a value of one only, which the difference to {name} leaves out: {listed(alone)}"
+        if complete := [f"{d.seeds.clients} with {d.group.label}" for d in found if d.seeds and d.lacking]:
+            yield f"clients with all seeds, to which the test over seeds against {name} is limited: {listed(complete)}"
     for row in comparison.rows:
         never, others = list[int](), list[float]()
         for run, number in zip(row.group.runs, row.rounds, strict=False):

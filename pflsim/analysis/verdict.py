@@ -10,6 +10,8 @@ from pflsim.analysis.differences import ALPHA, Family, Level
 from pflsim.config.names import listed
 from pflsim.terminal.formats import NONE, in_text, plural
 
+UNITS = 15
+"""Least length of a bootstrap interval in units of its last digit: its ends vary by up to 1/15 of it with the seed."""
 MAX_NAMES = 4
 """Longer lists of methods are replaced by their number."""
 
@@ -46,6 +48,19 @@ def signed(value: float | None, decimals: int | None = None) -> str:
     first = decimals_of(value) if decimals is None else decimals
     texts = [fixed(value, n, "+").replace("-", "−") for n in range(first, first + 3)]
     return next((text for text in texts if text.strip("+−0.")), texts[0][1:])
+
+
+def steady(low: float | None, high: float | None, scale: float, decimals: int | None) -> str:
+    """Return a bootstrap interval with so many digits that another seed changes the last one by at most one unit."""
+    if low is None or high is None:
+        return NONE
+    low, high = scale * low, scale * high
+    most, digits = max(-low, high), decimals_of(max(-low, high)) if decimals is None else decimals
+    if low < high:
+        own = -math.ceil(math.log10((high - low) / UNITS))
+        digits = own if most < 0.5 * 10.0**-digits else min(own, digits)
+    ends = (fixed(round(end, digits), max(digits, 0), "+").replace("-", "−") for end in (low, high))
+    return f"[{', '.join(ends)}]"
 
 
 def sentences(
@@ -87,7 +102,7 @@ def sentences(
     if seeds == 1:
         said.append("Another seed may turn the order round: run at least three.")
     elif seeds == 2:
-        said.append("The interval over two seeds is wide, 12.7 standard errors to each side; with three it is 4.3.")
+        said.append("Two seeds say little about others: run at least three.")
     return said
 
 

@@ -93,4 +93,4 @@ def test_the_picture_of_several_boards() -> None:
     assert [label.get_text() for label in two.get_yticklabels()] == ["IFCA", "pFedLA", "Local"]
     numbers = [{text.get_text(): text.get_color() for text in axes.texts[1:]} for axes in (two, rotations)]
     assert numbers[0] == {"−9.4": "black", "+0.2": board_picture.MUTED}
-    assert numbers[1] == {"+15.9": "black", "+6.1": "black"}
+    assert numbers[1] == {"+15.9": "black", "+6.2": "black"}

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from pflsim.analysis.differences import Difference, Family
+from pflsim.analysis.differences import Difference, Family, SeedTest
 from pflsim.analysis.groups import Group
-from pflsim.analysis.verdict import over_benchmarks, rounded, sentences, signed, winners
+from pflsim.analysis.verdict import over_benchmarks, rounded, sentences, signed, steady, winners
 
-SEEDS = {"clear": (0.9, 1.0, 1.1), "only": (0.2, 1.0, 1.8), "not": (0.2, 1.0, 1.8)}
+ERRORS = {"clear": 0.06, "only": 0.46, "not": 0.46}
+"""Standard errors over seeds, as parts of the mean."""
 
 
 def family(
@@ -19,9 +20,11 @@ def family(
     found = []
     for name, (mean, level) in differences.items():
         spread, p = sorted((0.8 * mean, 1.2 * mean)), 0.5 if level == "not" else 0.001
-        by_seed = tuple(mean * factor for factor in SEEDS[level][:seeds])
         low, high = (-1.0, 1.0) if level == "not" else spread
-        found.append(Difference(Group(name, name, {}, ()), pairs, mean, by_seed, low, high, 20, 0, 10, p, p))
+        test = SeedTest(None, mean, ERRORS[level] * abs(mean), 2.0) if seeds > 1 else None
+        test = test and replace(test, p_holm=test.p)
+        group = Group(name, name, {}, ())
+        found.append(Difference(group, pairs, mean, (mean,) * seeds, low, high, 20, 0, 10, p, p, test))
     return Family(Group(local, local, {}, ()), tuple(found))
 
 
@@ -97,7 +100,7 @@ def test_one_seed() -> None:
 
 def test_two_seeds() -> None:
     found = said({"a": (0.1, "clear")}, seeds=2)
-    assert "a is clearly better" in found and "two seeds" in found and "three" in found
+    assert "a is clearly better" in found and "Two seeds" in found and "three" in found
 
 
 @pytest.mark.parametrize(
@@ -140,6 +143,24 @@ def test_numbers_have_the_digits_of_their_size() -> None:
         "+158.4", "−0.446", "−1.23e6", "0.000", "—"
     ]  # fmt: skip
     assert [signed(x, 1) for x in (0.04, -0.004, 24.6, 0.0)] == ["+0.04", "−0.004", "+24.6", "0.0"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "decimals", "text"),
+    [
+        (0.0414, 0.0538, 1, "[+4.1, +5.4]"),
+        (0.0414, 0.0738, 1, "[+4, +7]"),
+        (-0.0731, 0.0004, 1, "[−7, +0]"),  # the side of 0 stays
+        (0.00003, 0.00008, 1, "[+0.003, +0.008]"),
+        (0.01, 0.01, 1, "[+1.0, +1.0]"),
+        (-0.0863, -0.0723, None, "[−8.6, −7.2]"),
+        (12.344, 98.765, None, "[+1000, +10000]"),
+    ],
+)
+def test_digits_that_do_not_depend_on_the_seed_of_the_bootstrap(
+    low: float, high: float, decimals: int | None, text: str
+) -> None:
+    assert steady(low, high, 100, decimals) == text
 
 
 def test_an_auroc_has_no_points() -> None:

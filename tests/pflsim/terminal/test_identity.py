@@ -9,8 +9,7 @@ import pytest
 from made_runs import made
 
 from pflsim.analysis.comparison import compare
-from pflsim.analysis.differences import Difference, Family, Level, wilcoxon
-from pflsim.analysis.groups import Group, group_runs
+from pflsim.analysis.groups import group_runs
 from pflsim.analysis.runs import Run
 from pflsim.analysis.tables import records, render
 from pflsim.config.compose import CONFIGS
@@ -84,65 +83,6 @@ def test_methods_without_a_row() -> None:
     assert identity("ditto+fedadam").display == "Ditto+FedAdam"
     looks = {(i.light, i.mark) for i in map(identity, map(str, range(500)))}
     assert len(looks) == len(OWN) * len(MARKS)
-
-
-GROUP = Group("a", "a", {}, ())
-
-
-@pytest.mark.parametrize(
-    ("by_seed", "low", "high", "p", "level"),
-    [
-        ((0.09, 0.10, 0.11), 0.05, 0.15, 0.049, "clear"),
-        ((-0.09, -0.10, -0.11), -0.15, -0.05, 0.0, "clear"),
-        ((0.093, 0.045, 0.160), 0.05, 0.15, 0.001, "on these clients only"),
-        ((0.09, 0.10, 0.11), 0.05, 0.15, 0.05, "not clear"),
-        ((0.09, 0.10, 0.11), -0.01, 0.15, 0.001, "not clear"),
-        ((0.09, 0.10, 0.11), 0.05, 0.15, None, "not clear"),
-        ((0.10,), 0.05, 0.15, 0.001, "not clear"),
-        ((0.09, 0.10, 0.11), -0.15, -0.05, 0.001, "on these clients only"),  # the two intervals contradict each other
-        ((-0.09, -0.10, -0.11), 0.05, 0.15, 0.001, "on these clients only"),
-    ],
-)
-def test_levels(by_seed: tuple[float, ...], low: float, high: float, p: float | None, level: Level) -> None:
-    assert Difference(GROUP, 30, float(np.mean(by_seed)), by_seed, low, high, 20, 0, 10, p, p).level == level
-
-
-def test_the_interval_over_seeds() -> None:
-    found = Difference(GROUP, 30, 0.0993, (0.093, 0.045, 0.160), 0.0, 0.2, 20, 0, 10, 0.1, 0.1)
-    assert found.over_seeds == pytest.approx((-0.04415, 0.24282), abs=1e-5)  # 0.09933 ± 4.30265 · 0.05776 / √3
-    assert Difference(GROUP, 10, 0.1, (0.1,), 0.0, 0.2, 5, 0, 5, 0.1, 0.1).over_seeds == (None, None)
-
-
-def signed_rank(values: np.ndarray) -> float:
-    """The two-sided p-value by all signs of the ranks."""
-    sizes = np.abs(values[values != 0])
-    ranks = np.array([(sizes < x).sum() + ((sizes == x).sum() + 1) / 2 for x in sizes])
-    sums = np.array([np.dot(signs, ranks) for signs in product((0, 1), repeat=len(ranks))])
-    found = ranks[values[values != 0] > 0].sum()
-    return min(1.0, 2 * min((sums >= found - 1e-9).mean(), (sums <= found + 1e-9).mean()))
-
-
-def test_the_signed_rank_test_is_exact_with_few_pairs() -> None:
-    rng = np.random.default_rng(1)
-    for n in (1, 4, 6, 8, 10):
-        for values in (rng.normal(0.1, 0.2, n), rng.choice([0.1, 0.2, 0.3], n), rng.choice([-0.1, 0.0, 0.1, 0.2], n)):
-            assert wilcoxon(values) == pytest.approx(signed_rank(values) if values.any() else 1.0)
-
-
-def test_ranks_that_point_against_the_mean_prove_nothing() -> None:
-    """27 clients lose little and three win much: most are worse, although the mean is better."""
-    values = np.array([-0.001 * n for n in range(1, 28)] + [0.6, 0.7, 0.8])
-    assert values.mean() > 0.05 and wilcoxon(values) == 1.0
-    assert (wilcoxon(values[:27]) or 1) < 1e-6
-
-
-@pytest.mark.parametrize(("pairs", "tests", "needed"), [(5, 1, 6), (6, 1, 6), (8, 11, 9), (9, 11, 9), (10, 35, 11)])
-def test_how_many_pairs_a_correction_needs(pairs: int, tests: int, needed: int) -> None:
-    """The smallest p-value is that of `pairs` differences with one sign, times the number of tests."""
-    found = Family(GROUP, (Difference(GROUP, pairs, 0.1, (0.1,), 0.0, 0.2, pairs, 0, 0, 0.1, 0.1),) * tests)
-    least = min(1.0, (wilcoxon(np.arange(1.0, pairs + 1)) or 0) * tests)
-    assert found.least_p == pytest.approx(least)
-    assert found.pairs_needed == needed and (least < 0.05) == (pairs >= needed)
 
 
 def runs(folder: Path, method: str, rights: list[list[int]], **settings: object) -> list[Run]:
