@@ -304,6 +304,7 @@ def compare(
     reference: str | None = None,
     at: str | None = None,
     target: float | None = None,
+    set: Literal["new_received", "new_trained"] | None = None,
 ) -> Comparisons:
     """Compare runs over their seeds, with paired differences between clients.
 
@@ -314,17 +315,22 @@ def compare(
         at: round that figures are taken from: best_val, last or best_test_oracle; default: best_val if all runs have
             validation data, else last.
         target: accuracy to reach, in [0, 1]; default: the highest that every run reaches.
+        set: judge the clients that joined after the last round, as received or after local training; default: the
+            clients that train.
 
     Returns:
         One comparison for each set of runs on the same clients.
 
     Raises:
-        SettingsError: there is no such reference, or two runs with the same settings have different results.
+        SettingsError: there is no such reference, two runs with the same settings have different results, or a run
+            has no results on the set.
     """
     from pflsim.analysis.comparison import compare_sets
+    from pflsim.analysis.runs import judged_on
     from pflsim.analysis.tables import Comparisons
 
-    return Comparisons(compare_sets(_runs(runs), reference, choice=cast(Any, at), target=target))
+    judged = (judged_on(run, set) for run in _runs(runs))
+    return Comparisons(compare_sets(judged, reference, choice=cast(Any, at), target=target))
 
 
 def figures(

@@ -15,7 +15,7 @@ from pflsim.records.evaluation import Evaluation, Stats
 from pflsim.records.folder import write_config
 from pflsim.records.summary import RunMeta
 from pflsim.records.tracker import Tracker
-from pflsim.types import EvalPhase, EvalRow, ModelKind, RoundRecord, Split, TrainReport
+from pflsim.types import EvalPhase, EvalRow, ModelKind, NewcomerRecord, RoundRecord, Split, TrainReport
 
 Counts = Sequence[tuple[int, int]]
 """(correct, total) of client 0, 1, …"""
@@ -45,6 +45,7 @@ def make_run(
     parts: Mapping[str, Mapping[str, Any]] | None = None,
     on: Literal["all", "participants"] = "all",
     every: int = 1,
+    new: Mapping[EvalPhase, Counts] | None = None,
     **settings: Any,
 ) -> Path:
     """Write a run.
@@ -65,6 +66,7 @@ def make_run(
         parts: further settings of parts.
         on: whose models are evaluated.
         every: how often.
+        new: how clients do that join after the last round, by phase.
         settings: others, by name.
     """
     clients = len(test[0])
@@ -96,6 +98,16 @@ def make_run(
                     number, tuple(range(clients)), reports, sent, tuple(rows), {"train": seconds, "total": seconds}
                 )
             )
+        if new:
+            late = {
+                phase: tuple(
+                    replace(row, client=clients + row.client, model="personal")
+                    for row in _rows(counts, "test", "personal", phase)
+                )
+                for phase, counts in new.items()
+            }
+            down = {row.client: down for row in late["received"]}
+            tracker.newcomers(NewcomerRecord(rounds, down, late["received"], late["trained"]))
         tracker.close(complete)
     return folder
 

@@ -37,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("runs", nargs="+", metavar="RUNS", help="run folders, folders of runs, or patterns")
     at = "round that figures are taken from; default: best_val if all runs have validation data, else last"
     add("--at", choices=["best_val", "last", "best_test_oracle"], help=at)
+    new = "judge the clients that joined after the last round (eval.holdout_clients), as received or after training"
+    add("--set", choices=["new_received", "new_trained"], help=new)
     add("--target", type=float, metavar="ACC", help="accuracy to reach; default: the highest that every run reaches")
     default = "local, else fedavg; of settings of one method, the best"
     add("--reference", metavar="LABEL", help=f"label or method to compare with; default: {default}")
@@ -50,11 +52,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _compare(options: argparse.Namespace) -> None:
     from pflsim.analysis.comparison import compare_sets
-    from pflsim.analysis.runs import find_runs, read_run
+    from pflsim.analysis.runs import find_runs, judged_on, read_run
     from pflsim.analysis.tables import format_of, render
 
     kind = options.format or format_of(options.out)
-    runs = map(read_run, counted("reading runs", find_runs(options.runs)))
+    folders = counted("reading runs", find_runs(options.runs))
+    runs = (judged_on(read_run(folder), options.set) for folder in folders)
     found = compare_sets(runs, options.reference, choice=options.at, target=options.target)
     if len(found) > 1:
         print(f"these runs have {len(found)} sets of examples or ways of evaluation: a table each", file=sys.stderr)

@@ -7,16 +7,17 @@ import io
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, cast
 
 from pflsim.config.components import COMPONENTS
+from pflsim.config.names import nearest
 from pflsim.config.settings import Settings, dotted
 from pflsim.errors import SettingsError, reading
 from pflsim.records.environment import read_environment, read_sessions
-from pflsim.records.evaluation import Evaluation, Scope
+from pflsim.records.evaluation import Evaluation, Scope, evaluation
 from pflsim.records.files import FORM, keys, read_json, valid
 from pflsim.records.folder import CONFIG, report_death
 from pflsim.records.history import RoundMetrics, Traffic, read_history, to_line
@@ -24,7 +25,7 @@ from pflsim.records.older_settings import saved_config
 from pflsim.records.per_client import COLUMNS, PER_CLIENT
 from pflsim.records.summary import Choice, SummaryFile, chosen_round
 from pflsim.seeding import cohort
-from pflsim.types import SPLITS, EvalPhase, ModelKind
+from pflsim.types import SPLITS, EvalPhase, EvalRow, ModelKind
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -42,6 +43,8 @@ IGNORED = (
 """Settings that two runs of one experiment may differ in: the seed, names and paths, the executor and its placement
 (which change at most the last bits of a result), and what is recorded."""
 
+SETS: dict[str, EvalPhase] = {"new_received": "received", "new_trained": "trained"}
+"""What clients that join after the last round can be judged on: the model as received, and after local training."""
 
 Inputs = keys({
     "shape": list[int], "dtype": str, "scale": float, "mean": list[float] | None, "std": list[float] | None,
@@ -337,6 +340,36 @@ def read_run(folder: Path) -> Run:
         if {found.measures.primary for line in history for found in line.evaluations.values()} - {run.primary}:
             raise ValueError(f"its primary metric is not {run.primary}, as in summary.json")
     return run
+
+
+def judged_on(run: Run, name: str | None) -> Run:
+    """Return a run that reports the results on a test set of `SETS`; on the clients' own test rows, the run itself.
+
+    Raises:
+        SettingsError: there is no such set, or the run has no results on it.
+    """
+    if name is None:
+        return run
+    if name not in SETS:
+        raise SettingsError(f"--set {name}: {nearest(name, SETS)}")
+    scope = Scope(cast(ModelKind, "newcomer"), "test", SETS[name])
+    last, rows = run.history[-1], run.counts(run.history[-1].round, scope).reset_index()
+    if rows.empty:
+        raise SettingsError(f"{run.folder}: --set {name}: this run has no new clients; run with eval.holdout_clients=1")
+    measures = next(each.measures for line in run.history for each in line.evaluations.values())
+    found = evaluation(
+        [
+            EvalRow(row["client"], "test", scope.model, scope.phase, row["correct"], row["total"], row["loss"],
+                    metrics={key: row[key] for key in measures.columns if math.isfinite(row[key])})
+            for row in rows.to_dict("records")
+        ],
+        measures,
+    )  # fmt: skip
+    history = [replace(line, evaluations={}) for line in run.history[:-1]]
+    of = {"clients": "newcomers", "phase": {**run.summary["accuracy_of"]["phase"], scope.model: scope.phase}}
+    history.append(replace(last, evaluations={scope: found} if found else {}))
+    summary = {**run.summary, "reported_model": scope.model, "accuracy_of": of, "newcomers": None}
+    return replace(run, history=tuple(history), summary=summary)
 
 
 def run_settings(run: Run) -> dict[str, Any]:

@@ -32,7 +32,7 @@ SummaryFile = keys({
 
 def who_is_evaluated(clients: str) -> str:
     """Return words for what a summary says in `accuracy_of.clients`."""
-    known = {"all": "all clients", "participants": "the participants of the round"}
+    known = {"all": "all clients", "participants": "the participants of the round", "newcomers": "the new clients"}
     return known.get(clients, f"{clients} clients chosen by the seed")
 
 

@@ -9,10 +9,12 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from made_runs import make_run
 
+import pflsim
 from pflsim import cli
 from pflsim.analysis.compare import main, print_comparisons
 from pflsim.commands import sweep as sweeps
@@ -239,3 +241,24 @@ def test_a_line_that_was_cut_off_is_left_out(said: Said, folder: Path) -> None:
     path.write_text(whole.removesuffix("\n"))
     status, out, err = said(folder)
     assert (status, out) == (2, "") and err.startswith(f"error: {folder}/local-0: per_client.csv has 1 clients")
+
+
+def test_clients_that_joined_after_the_last_round(said: Said, tmp_path: Path) -> None:
+    for method, more in (("local", 0), ("fedavg", 10)):
+        for seed in (0, 1):
+            new = {"received": [(50 + more, 100), (60 + more, 100)], "trained": [(70 + 2 * more, 100), (70, 100)]}
+            folder = tmp_path / f"{method}-{seed}"
+            make_run(folder, [[(9, 10)] * 3] * 2, method=method, seed=seed, new=cast(Any, new))
+    for phase, means, difference in (("received", (0.55, 0.65), 0.1), ("trained", (0.7, 0.8), 0.1)):
+        _, out, _ = said(tmp_path, f"--set=new_{phase}", "--format=csv")
+        fedavg, local = sorted(csv.DictReader(io.StringIO(out)), key=lambda row: row["method"])
+        assert [float(row["accuracy_mean"]) for row in (local, fedavg)] == pytest.approx(means)
+        assert (local["reported_model"], local["reported_phase"], local["round_mean"]) == ("newcomer", phase, "2.0")
+        assert (fedavg["pairs"], fedavg["round_chosen_by"]) == ("4", "last")
+        assert float(fedavg["difference_mean"]) == pytest.approx(difference)
+    (table,) = pflsim.compare(tmp_path, set="new_trained")
+    assert {row.figures["mean"].mean for row in table.rows} == {0.7, 0.8}
+    assert "new clients" in said(tmp_path, "--set=new_trained")[1]
+    make_run(tmp_path / "without", [[(9, 10)] * 3] * 2, method="ditto")
+    status, _, err = said(tmp_path, "--set=new_trained")
+    assert status == 2 and "without: --set new_trained: " in err and "eval.holdout_clients" in err
