@@ -108,11 +108,6 @@ class Difference:
         return self.seeds.interval if self.seeds else (None, None)
 
     @property
-    def lacking(self) -> bool:
-        """Whether clients that are the same in every seed lack some, so that the test over seeds leaves them out."""
-        return self.seeds is not None and self.seeds.clients not in (None, self.pairs)
-
-    @property
     def level(self) -> Level:
         """The evidence for the difference.
 
@@ -188,17 +183,9 @@ def family(groups: Sequence[Group], reference: Group, values: Mapping[str, Value
         counts, p = (better, len(pairs) - better - worse, worse), wilcoxon(pairs, mean)
         ends = interval(table, same)
         found.append(Difference(group, len(pairs), mean, by_seed, *ends, *counts, p, None, test, unmatched))
-    over_clients = iter(holm([d.p for d in found if d.p is not None]))
-    over_seeds = iter(holm([d.seeds.p for d in found if d.seeds]))
-    corrected = [
-        replace(
-            d,
-            p_holm=None if d.p is None else next(over_clients),
-            seeds=d.seeds and replace(d.seeds, p_holm=next(over_seeds)),
-        )
-        for d in found
-    ]
-    return Family(reference, tuple(corrected), same, prior)
+    corrected = zip(found, holm([d.p for d in found]), holm([d.seeds and d.seeds.p for d in found]), strict=True)
+    found = [replace(d, p_holm=p, seeds=d.seeds and replace(d.seeds, p_holm=q)) for d, p, q in corrected]
+    return Family(reference, tuple(found), same, prior)
 
 
 def same_clients(runs: Iterable[Run]) -> bool:
@@ -245,15 +232,14 @@ def moderated(tables: Sequence[np.ndarray]) -> tuple[list[SeedTest | None], tupl
     known = np.array([(variance, df) for variance, df in own if variance > 0])
     found = prior(*known.T) if len(known) > 1 else None
     s0, d0 = found or (0.0, 0.0)
-    tests = list[SeedTest | None]()
-    for seeds in each:
-        df, test = len(seeds) - 1, None
-        if df > 0:
-            s2 = s0 if math.isinf(d0) else (d0 * s0 + df * seeds.var(ddof=1)) / (d0 + df)
-            freedom = min(d0 + df, sum(n for _, n in own))
-            test = SeedTest(None, statistics.fmean(seeds), math.sqrt(s2 / len(seeds)), freedom)
-        tests.append(test)
-    return tests, found
+
+    def test(seeds: np.ndarray) -> SeedTest | None:
+        if (df := len(seeds) - 1) < 1:
+            return None
+        s2 = s0 if math.isinf(d0) else (d0 * s0 + df * seeds.var(ddof=1)) / (d0 + df)
+        return SeedTest(None, float(seeds.mean()), math.sqrt(s2 / len(seeds)), min(d0 + df, sum(n for _, n in own)))
+
+    return [test(seeds) for seeds in each], found
 
 
 def prior(variances: np.ndarray, df: np.ndarray) -> tuple[float, float]:
@@ -370,8 +356,10 @@ def wilcoxon(values: np.ndarray, mean: float | None = None) -> float | None:
     return min(1.0, 2 * float(np.asarray(test(different, alternative=side))[1]))
 
 
-def holm(p: Sequence[float]) -> list[float]:
-    """Return p-values after Holm's step-down correction, in the order given."""
-    order, adjusted = np.argsort(p, kind="stable"), np.empty(len(p))
-    adjusted[order] = np.maximum.accumulate(np.minimum(np.arange(len(p), 0, -1) * np.asarray(p)[order], 1.0))
-    return adjusted.tolist()
+def holm(p: Sequence[float | None]) -> list[Any]:
+    """Return p-values after Holm's step-down correction, in the order given; None stays, and does not count."""
+    known = np.array([each for each in p if each is not None])
+    order, adjusted = np.argsort(known, kind="stable"), np.empty(len(known))
+    adjusted[order] = np.maximum.accumulate(np.minimum(np.arange(len(known), 0, -1) * known[order], 1.0))
+    rest = iter(adjusted.tolist())
+    return [None if each is None else next(rest) for each in p]

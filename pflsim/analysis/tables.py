@@ -108,12 +108,10 @@ def paired(comparison: Comparison, family: Family) -> Table:
     rows, better = [], 1 if comparison.higher else -1
     for d in sorted(family.differences, key=lambda d: math.inf if d.mean is None else -better * d.mean):
         seeds = NONE if None in d.over_seeds else f"[{', '.join(_signed(comparison, x) for x in d.over_seeds)}]"
-        counts, own = map(str, (d.better, d.equal, d.worse)), (d.seeds and d.seeds.p_holm, d.p_holm)
+        ends, counts = (seeds, steady(d.low, d.high, *scale[:2])), map(str, (d.better, d.equal, d.worse))
+        own = d.seeds and d.seeds.p_holm, d.p_holm
         p = (NONE if x is None else f"{x:.3f}" if x >= 0.0095 else f"{x:.2g}" for x in own)
-        over_clients = steady(d.low, d.high, *scale[:2])
-        rows.append(
-            (d.group.label, str(d.pairs), _signed(comparison, d.mean), seeds, over_clients, *counts, *p, d.level)
-        )
+        rows.append((d.group.label, str(d.pairs), _signed(comparison, d.mean), *ends, *counts, *p, d.level))
     about = f"Differences to {reference}, client by client"
     tested = f", Holm-corrected for {family.tests} comparisons" if corrected else ""
     over_seeds = "clients and seeds are both random" if family.same_clients else "moderated t test of the seeds' means"
@@ -285,7 +283,8 @@ def remarks(comparison: Comparison) -> Iterator[str]:
         found, name = family.differences, family.reference.label
         if alone := [f"{d.unmatched} with {d.group.label}" for d in found if d.unmatched]:
             yield f"clients with a value of one only, which the difference to {name} leaves out: {listed(alone)}"
-        if complete := [f"{d.seeds.clients} with {d.group.label}" for d in found if d.seeds and d.lacking]:
+        tests = [(d, d.seeds.clients) for d in found if d.seeds]
+        if complete := [f"{n} with {d.group.label}" for d, n in tests if n not in (None, d.pairs)]:
             yield f"clients with all seeds, to which the test over seeds against {name} is limited: {listed(complete)}"
     for row in comparison.rows:
         never, others = list[int](), list[float]()

@@ -94,6 +94,9 @@ def sentences(
         said = ["With one seed, " * (seeds == 1) + _highest(means, family.reference.label, metric, higher)]
     else:
         said = [*_of_levels(means, family, tied, metric, higher, lead)]
+    best, gains = next(iter(means)), any(d.level == "clear" and (d.mean > 0) == higher for d in found if d.mean)
+    if len(found) > 1 and best != family.reference.label and (gains or seeds == 1 or few):
+        said.append(f"{best} is the best of {len(means)} on test data: this choice favours it.")
     if few:
         lowest = f"of {plural(family.tests, 'comparison')} is at least {family.least_p:.2g} over {pairs} {family.unit}"
         more = "" if family.same_clients else f", that is {-(-family.pairs_needed * seeds // pairs)} seeds"

@@ -12,7 +12,7 @@ from pflsim.analysis.comparison import Comparison, Spread, compare
 from pflsim.analysis.curves import of_test, seed_points
 from pflsim.analysis.groups import group_runs
 from pflsim.analysis.runs import read_run
-from pflsim.analysis.tables import records
+from pflsim.analysis.tables import records, remarks
 from pflsim.errors import SettingsError
 
 CLIENTS, ROUNDS, SEEDS = 12, 4, (0, 1, 2)
@@ -205,6 +205,23 @@ def test_clients_that_are_the_same_in_every_seed_count_once(tmp_path: Path) -> N
     assert comparison.families[0].same_clients and difference.mean == pytest.approx(values.mean())
     assert (difference.pairs, difference.better, difference.worse, difference.level) == (4, 3, 1, "not clear")
     assert difference.p == pytest.approx(stats.wilcoxon(values).pvalue)
+
+
+def test_clients_that_only_one_of_two_has_are_counted(tmp_path: Path) -> None:
+    """The third client has no value with Ditto in seed 1, so the printed means differ by more than the difference."""
+    counts = {"local": [[(5, 10), (6, 10), (1, 10)]] * 3, "ditto": [[(6, 10), (8, 10), (4, 10)]] * 3}
+    counts["ditto"][1] = [(6, 10), (8, 10), (0, 0)]
+    for digest, limited in ((None, False), ("f" * 64, True)):
+        runs = [
+            made(tmp_path / f"{method}{seed}{limited}", [rows], method=method, seed=seed, digest=digest)
+            for method, each in counts.items()
+            for seed, rows in enumerate(each)
+        ]
+        comparison = compare(group_runs(runs))
+        (difference,) = comparison.differences
+        assert difference.mean == pytest.approx((0.2 + 0.15 + 0.2) / 3) and difference.unmatched == 1
+        lines = [line for line in remarks(comparison) if "with Ditto" in line]
+        assert ["1 with Ditto" in lines[0], *("2 with Ditto" in line for line in lines[1:])] == [True] * (1 + limited)
 
 
 def test_nothing_differs(tmp_path: Path) -> None:

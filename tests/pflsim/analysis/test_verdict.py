@@ -68,6 +68,22 @@ def test_none_is_clear() -> None:
     assert "b and a are clearly worse" in said({"a": (-0.1, "clear"), "b": (-0.2, "clear"), "c": (0.1, "not")})
 
 
+@pytest.mark.parametrize(
+    ("differences", "seeds", "chosen"),
+    [
+        ({"a": (0.1, "clear"), "b": (0.05, "clear")}, 3, True),
+        ({"a": (0.1, "not"), "b": (0.05, "not")}, 1, True),
+        ({"a": (0.1, "not"), "b": (0.05, "not")}, 3, False),  # the best is not compared with local
+        ({"a": (-0.1, "clear"), "b": (-0.05, "not")}, 1, False),
+        ({"a": (0.1, "clear")}, 3, False),  # one method is no choice
+    ],
+)
+def test_the_best_of_several_is_a_choice_on_test_data(
+    differences: Mapping[str, tuple[float, str]], seeds: int, chosen: bool
+) -> None:
+    assert ("a is the best of 3 on test data" in said(differences, seeds=seeds)) == chosen
+
+
 def test_settings_of_one_method() -> None:
     found = family({"a": (0.1, "not")})
     alike = replace(found, reference=replace(found.reference, method="a"))
