@@ -64,7 +64,8 @@ COLUMNS = {
 ABOUT = """This page is the output of `python -m benchmarks.leaderboard --table all`. [Results](../results.md) has
 the protocols and conclusions; [leaderboard-methods.csv](leaderboard-methods.csv) has the chosen values and the
 commands of all runs. Methods that are missing have not been run yet. Differences are client by client, and the
-[evidence](../monitoring.md#evidence) is that against Local, with one correction for all methods of a table."""
+[evidence](../statistics.md#the-levels) is that against Local, with one correction for all methods of a table. The first
+row of a table is the best on test data, which favours it."""
 Row = dict[str, str]
 
 
