@@ -106,8 +106,8 @@ def make_run(
                 )
                 for phase, counts in new.items()
             }
-            down = {row.client: down for row in late["received"]}
-            tracker.newcomers(NewcomerRecord(rounds, down, late["received"], late["trained"]))
+            sizes = {row.client: down for row in late["received"]}
+            tracker.newcomers(NewcomerRecord(rounds, sizes, late["received"], late["trained"]))
         tracker.close(complete)
     return folder
 
