@@ -81,7 +81,7 @@ def draw_forest(comparison: Comparison, style: Style) -> Drawn:
     unit = ", in percentage points" * bool(plot.unit)
     headers = ("method", metric, "worst decile", "difference", "from", "to", "evidence")
     marks = "Filled marks: clear; hollow: clear on these clients, not over seeds; grey dots: not clear; ticks: seeds"
-    lines = "Lines, and from, to: 95% t interval over seeds; arrows: beyond the axis"
+    lines = "Lines, and from, to: 95% interval over seeds; arrows: beyond the axis"
     notes = (f"Difference to {plot.reference}{unit}", lines, marks, _round(comparison))
     return figure, Table(title(comparison, in_words=True), headers, tuple(found), notes)
 
