@@ -114,6 +114,8 @@ def _like_thousands(column: Any) -> bool:
     if column.dtype.kind != "f":
         return False
     cells = column.dropna().to_numpy()
+    if not np.isfinite(cells).all():
+        return False
     whole = cells == np.rint(cells)
     near = np.abs(cells * 1000 - np.rint(cells * 1000)) < 1e-6
     return bool(near.all() and whole.any() and not whole.all() and cells.min() >= 0 and cells.max() < 1000)

@@ -27,7 +27,9 @@ LIMITS = ((FEW, 2), (50, 20))
 CODES = (-9, -99, 99, 999, 9999)
 """Numbers that often mean a missing value."""
 TIME = r"([ T]\d\d?:\d\d(:\d\d(\.\d+)?)?(Z|[-+]\d\d:?\d\d)?)?"
-DATE = re.compile(rf"(\d{{4}}-\d\d?-\d\d?|\d\d?\.\d\d?\.\d{{4}}|\d\d?/\d\d?/\d{{4}}){TIME}")
+MONTH = r"(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
+DAY = rf"\d{{4}}[-/]\d\d?[-/]\d\d?|\d\d?\.\d\d?\.\d{{4}}|\d\d?/\d\d?/\d{{4}}|\d\d?[- ]?{MONTH}[- ]?\d{{2,4}}"
+DATE = re.compile(f"({DAY}){TIME}", re.I)
 MARKS = re.compile(r"[\s'’,%€$£¥]|\.(?=\d{3}(\D|$))")
 """Currencies, per cent, and marks of thousands."""
 ROWS_A_VALUE = 5

@@ -18,7 +18,7 @@ from pflsim.config.names import some
 from pflsim.data.card import Card
 from pflsim.data.dataset import Dataset
 from pflsim.data.sources.common import finished, fixed_split, scale_of
-from pflsim.data.sources.pictures import Files, pictures_in, shown
+from pflsim.data.sources.pictures import UNREAD, Files, pictures_in, shown
 from pflsim.data.targets import about_targets
 from pflsim.errors import SettingsError, reading
 from pflsim.progress import counted
@@ -73,6 +73,9 @@ def load(
         colour = ImageColor.getrgb(background)[:3]
     with reading(f"data.root={root}", EXPECTED):
         files = pictures_in(Path(root))
+    if unread := [path for path in files.pictures if path.suffix.lower() in UNREAD]:
+        said = f"{len(unread)} pictures such as {unread[0]} are of a kind that Pillow does not open"
+        raise SettingsError(f"data.root={root}: {said}; save them as JPEG or PNG, or take them out")
     folders, left_out = _folders(root, files)
     parts = [_by_class(folder, files) for folder in folders]
     loose = sum(len(part.pop("", ())) for part in parts)
@@ -80,20 +83,19 @@ def load(
     names = sorted({name for part in parts for name in part})
     ordered = [[(path, c) for c, name in enumerate(names) for path in part.get(name, ())] for part in parts]
     ends = [*accumulate(map(len, ordered))]
-    x, card = _read(Path(root), [path for part in ordered for path, _ in part], size, grayscale, colour)
+    x, card, white = _read(Path(root), [path for part in ordered for path, _ in part], size, grayscale, colour)
     y = np.array([c for part in ordered for _, c in part], dtype=np.int64)
     name = Path(os.path.abspath(root)).name
     called = [folder.name for folder in folders]
     notes = [f"{name}: {loose} pictures outside of class folders are left out"] if loose else []
     if len(called) > 1 and (left_out or called != ["train", "test"]):
-        parts_read = f"{name}: {' and '.join(called[:-1])} is the training part, {called[-1]} the test part"
+        parts_read = f"{name}: training part {' and '.join(called[:-1])}, test part {called[-1]}"
         notes.append(parts_read + f"; other folders are left out: {left_out}" * bool(left_out))
-    if x.dtype == np.float32 and (largest := x.max()) < DARK:
-        notes.append(f"{name}: no pixel is brighter than {largest:.1%} of white; set data.standardize=true")
+    if 0 < white < DARK:
+        said = f"no pixel of the pictures of 16 bits or more is brighter than {white:.1%} of white"
+        notes.append(f"{name}: {said}; scale them to 0 to 65535, or set data.standardize=true")
     if parts_as_classes := [c for c in names if c.lower() in PARTS]:
-        notes.append(
-            f"{name}: {', '.join(parts_as_classes)} are classes here, not parts, because there are other folders"
-        )
+        notes.append(f"{name}: classes, not parts, because there are other folders: {', '.join(parts_as_classes)}")
     dataset = Dataset(name, x, y, len(names), ends[max(len(ends) - 2, 0)], scale=scale_of(x))
     dataset = replace(dataset, values=tuple(names), notes=tuple(notes))
     card += (("label", about_targets(dataset)), *((("skipped", files.skipped),) if files.skipped else ()))
@@ -150,11 +152,14 @@ def _check(root: str, folders: Sequence[Path], parts: Sequence[Mapping[str, obje
 
 def _read(
     root: Path, files: Sequence[Path], size: int, grayscale: bool, background: tuple[int, ...]
-) -> tuple[np.ndarray, tuple[tuple[str, str], ...]]:
-    """Read images [n, channels, size, size] uint8, or float32 if one has 16 bits; and describe them for the card."""
+) -> tuple[np.ndarray, tuple[tuple[str, str], ...], float]:
+    """Read images [n, channels, size, size] uint8, or float32 if one has 16 bits; describe them for the card.
+
+    Also returns the brightest pixel of those with 16 bits, 0 to 1; 0 if there are none.
+    """
     from PIL import Image
 
-    sizes, modes, pages = Counter[str](), Counter[str](), 0
+    sizes, modes, pages, white = Counter[str](), Counter[str](), 0, 0.0
     x = np.empty((len(files), size, size, 1 if grayscale else 3), dtype=np.uint8)
     for row, path in enumerate(counted("reading pictures", files)):
         with reading(root / path, "an image; repair it or take it out"), Image.open(root / path) as image:
@@ -166,9 +171,10 @@ def _read(
             if deep and x.dtype == np.uint8:
                 x = x.astype(np.float32) / 255
             pixels = np.asarray(picture.resize((size, size), Image.Resampling.BILINEAR)).reshape(size, size, -1)
+            white = max(white, float(pixels.max())) if deep else white
             x[row] = pixels if deep or x.dtype == np.uint8 else pixels / np.float32(255)
     said = f"; of {pages:,} with several pages, the first is read" * (pages > 0)
-    return x.transpose(0, 3, 1, 2), (("pictures", f"{_counts(sizes)}; {_counts(modes)}{said}"),)
+    return x.transpose(0, 3, 1, 2), (("pictures", f"{_counts(sizes)}; {_counts(modes)}{said}"),), white
 
 
 def _counts(found: Counter[str], most: int = 3) -> str:

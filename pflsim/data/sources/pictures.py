@@ -92,7 +92,7 @@ def shown(picture: Picture, background: tuple[int, ...] = (255, 255, 255), grays
     if picture.mode[0] in "IF":  # values that `convert` clips at 255
         values = np.asarray(picture)
         if picture.mode == "F" or values.min() < 0 or values.max() >= 2**16:
-            raise ValueError("its values are not integers from 0 to 65535; save it with such values")
+            raise ValueError(f"its values are of mode {picture.mode}; save it with integers from 0 to 65535")
         return Image.fromarray((values / np.float32(2**16 - 1)).astype(np.float32))
     if grayscale is None:
         grayscale = picture.mode in ("1", "L", "LA", "La")

@@ -200,6 +200,7 @@ def test_twelve_bits_and_several_pages(tmp_path):
     pages = [Image.fromarray(np.full((4, 4), value, np.uint16)) for value in (4095, 60000)]
     pages[0].save(tmp_path / "cat" / "1.tif", save_all=True, append_images=pages[1:])
     pages[0].save(tmp_path / "cat" / "2.tif")
+    Image.new("L", (4, 4), 200).save(tmp_path / "cat" / "3.png")
     data = image_folder.load(root=str(tmp_path), size=4)
     assert "6.2%" in data.notes[0] and "1 with several pages" in dict(data.card.lines)["pictures"]
 
