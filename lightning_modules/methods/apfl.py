@@ -12,7 +12,7 @@ from lightning_modules.base import Batch, ClientModule, Terms
 from lightning_modules.nets.net import Net, evaluating
 from lightning_modules.phases import Alternate, Phase, Schedule
 from lightning_modules.training import Training
-from pflsim.config.validate import Bounds
+from pflsim.config.settings import Probability
 from pflsim.data.federated import Shard
 from pflsim.messages import Message
 from pflsim.params import Selector, load
@@ -40,10 +40,10 @@ class APFL(ClientModule):
     lockstep = True
     alpha: Tensor
 
-    def __init__(self, net: Net, training: Training, *, alpha: float = 0.5, adaptive: bool = True):
+    def __init__(self, net: Net, training: Training, *, alpha: Probability = 0.5, adaptive: bool = True):
         super().__init__(net, training)
         self.personal, self.adaptive = deepcopy(net), adaptive
-        self.register_buffer("alpha", torch.tensor(float(Bounds(0, 1)("method.alpha", alpha))))
+        self.register_buffer("alpha", torch.tensor(float(alpha)))
 
     def schedule(self) -> Schedule:
         """Return one stage in which v and w step on the same mini-batches; v first, since its step needs the old w."""

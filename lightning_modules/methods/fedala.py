@@ -12,7 +12,7 @@ from lightning_modules.anchor import Anchor
 from lightning_modules.base import ClientModule
 from lightning_modules.nets.net import Net, evaluating
 from lightning_modules.training import Training
-from pflsim.config.validate import Bounds, non_negative, positive
+from pflsim.config.validate import Bounds, NonNegative, Portion, Positive
 from pflsim.data.federated import Shard
 from pflsim.messages import Message
 from pflsim.params import NET, load, units
@@ -55,15 +55,14 @@ class FedALA(ClientModule):
         training: Training,
         *,
         p: int = 1,
-        share: float = 0.8,
-        eta: float = 1.0,
-        threshold: float = 0.1,
+        share: Portion = 0.8,
+        eta: NonNegative = 1.0,
+        threshold: Positive = 0.1,
     ):
         super().__init__(net, training)
         layers = units(self, NET.parameters(self), (), "module")
         chosen = layers[len(layers) - Bounds(0, len(layers))("method.p", p) :]
-        self.share, self.eta = Bounds(above=0, most=1)("method.share", share), non_negative("method.eta", eta)
-        self.threshold = positive("method.threshold", threshold)
+        self.share, self.eta, self.threshold = share, eta, threshold
         ones = {key: torch.ones_like(self.get_parameter(key)) for unit in chosen for key in unit.parameters}
         self.weights = nn.ParameterDict({_dotless(k): nn.Parameter(v, requires_grad=False) for k, v in ones.items()})
         self.register_buffer("settled", torch.zeros((), dtype=torch.bool))

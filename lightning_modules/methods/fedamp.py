@@ -7,7 +7,7 @@ from lightning_modules.base import Batch, ClientModule, Terms
 from lightning_modules.losses import proximal
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
-from pflsim.config.validate import non_negative, positive
+from pflsim.config.validate import NonNegative, Positive
 
 
 class FedAMP(ClientModule):
@@ -27,9 +27,9 @@ class FedAMP(ClientModule):
 
     lockstep = True
 
-    def __init__(self, net: Net, training: Training, *, lam: float = 1.0, alpha: float):
+    def __init__(self, net: Net, training: Training, *, lam: NonNegative = 1.0, alpha: Positive):
         super().__init__(net, training)
-        strength = non_negative("method.lam", lam) / positive("method.alpha", alpha)
+        strength = lam / alpha
         self.coefficient = training.penalty("method.lam/method.alpha", strength)
         self.received = Anchor(self.shared_parameters())
 

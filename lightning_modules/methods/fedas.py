@@ -16,7 +16,8 @@ from lightning_modules.nets.net import Net, evaluating
 from lightning_modules.phases import Phase
 from lightning_modules.prototypes import class_means
 from lightning_modules.training import Training
-from pflsim.config.validate import non_negative, positive
+from pflsim.config.settings import CountOrZero
+from pflsim.config.validate import Positive
 from pflsim.data.federated import Shard
 from pflsim.messages import Message, Uplink
 from pflsim.params import BODY
@@ -48,10 +49,9 @@ class FedAS(ClientModule):
     shared = BODY
     started: Tensor
 
-    def __init__(self, net: Net, training: Training, *, align_epochs: int = 1, align_lr: float = 0.01):
+    def __init__(self, net: Net, training: Training, *, align_epochs: CountOrZero = 1, align_lr: Positive = 0.01):
         super().__init__(net, training)
-        self.align_epochs = non_negative("method.align_epochs", align_epochs)
-        self.align_lr = positive("method.align_lr", align_lr)
+        self.align_epochs, self.align_lr = align_epochs, align_lr
         self.received, self.targets = Anchor(), Anchor()
         self.register_buffer("started", torch.zeros((), dtype=torch.bool))
 

@@ -9,7 +9,7 @@ from lightning_modules.loop import train_phase
 from lightning_modules.nets.net import Net
 from lightning_modules.phases import Phase, Schedule
 from lightning_modules.training import Training
-from pflsim.config.validate import non_negative
+from pflsim.config.settings import CountOrZero
 from pflsim.data.federated import Shard
 from pflsim.params import BODY, HEAD, NET
 
@@ -39,11 +39,11 @@ class FedBABU(ClientModule):
         net: Net,
         training: Training,
         *,
-        finetune_epochs: int = 5,
+        finetune_epochs: CountOrZero = 5,
         finetune: Literal["head", "body", "both"] = "both",
     ):
         super().__init__(net, training)
-        self.finetune_epochs = non_negative("method.finetune_epochs", finetune_epochs)
+        self.finetune_epochs = finetune_epochs
         self.finetuned = {"head": HEAD, "body": BODY, "both": NET}[finetune]
 
     def schedule(self) -> Schedule:

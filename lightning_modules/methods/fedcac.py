@@ -10,7 +10,7 @@ from lightning_modules.anchor import Anchor, Memory
 from lightning_modules.base import ClientModule
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
-from pflsim.config.validate import Bounds
+from pflsim.config.settings import Probability
 from pflsim.data.federated import Shard
 from pflsim.fusion.masks import sensitive, to_bits
 from pflsim.messages import Message, Uplink
@@ -38,9 +38,9 @@ class FedCAC(ClientModule):
     reported_phase = "received"
     shares_statistics = False
 
-    def __init__(self, net: Net, training: Training, *, tau: float = 0.5):
+    def __init__(self, net: Net, training: Training, *, tau: Probability = 0.5):
         super().__init__(net, training)
-        self.tau = Bounds(0, 1)("method.tau", tau)
+        self.tau = tau
         self.marks, self.received = Memory(self, self.shared_parameters()), Anchor(self.shared_parameters())
 
     def receive(self, downlink: Message) -> None:

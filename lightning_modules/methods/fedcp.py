@@ -17,7 +17,7 @@ from lightning_modules.losses import maximum_mean_discrepancy
 from lightning_modules.nets.net import Net
 from lightning_modules.phases import Phase, Schedule
 from lightning_modules.training import Training
-from pflsim.config.validate import non_negative
+from pflsim.config.validate import NonNegative
 from pflsim.data.federated import Shard
 from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink
@@ -47,9 +47,9 @@ class FedCP(ClientModule):
     reported_phase = "received"
     context: Tensor
 
-    def __init__(self, net: Net, training: Training, *, lam: float = 5.0, gumbel: bool = False):
+    def __init__(self, net: Net, training: Training, *, lam: NonNegative = 5.0, gumbel: bool = False):
         super().__init__(net, training)
-        self.lam, self.gumbel, self.lockstep = non_negative("method.lam", lam), gumbel, not gumbel
+        self.lam, self.gumbel, self.lockstep = lam, gumbel, not gumbel
         width, first = net.feature_width, next((m for m in net.head.modules() if isinstance(m, nn.Linear)), None)
         if first is None or first.in_features != width:
             raise SettingsError("method=fedcp needs a head that begins with a linear layer, of which v is computed")

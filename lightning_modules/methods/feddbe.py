@@ -12,7 +12,7 @@ from lightning_modules.nets.net import Net
 from lightning_modules.phases import Phase, Schedule
 from lightning_modules.prototypes import all_features
 from lightning_modules.training import Training
-from pflsim.config.validate import Bounds, non_negative
+from pflsim.config.validate import NonNegative, Portion
 from pflsim.data.federated import Shard
 from pflsim.messages import Message, Uplink
 from pflsim.params import Selector, snapshot
@@ -48,13 +48,12 @@ class FedDBE(ClientModule):
         net: Net,
         training: Training,
         *,
-        kappa: float = 50.0,
-        mean_momentum: float = 1.0,
+        kappa: NonNegative = 50.0,
+        mean_momentum: Portion = 1.0,
         personal_vector: bool = True,
     ):
         super().__init__(net, training)
-        self.kappa = non_negative("method.kappa", kappa)
-        self.mean_momentum = Bounds(above=0, most=1)("method.mean_momentum", mean_momentum)
+        self.kappa, self.mean_momentum = kappa, mean_momentum
         self.trained = Selector(("net", "vector") if personal_vector else ("net",))
         self.vector = nn.Parameter(torch.zeros(net.feature_shape))
         self.means = Anchor()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
-from annotated_types import Gt, Le
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -14,13 +13,11 @@ from lightning_modules.base import Batch, ClientModule, Terms
 from lightning_modules.nets.net import Net
 from lightning_modules.phases import Phase, Schedule
 from lightning_modules.training import Training
-from pflsim.config.validate import non_negative
+from pflsim.config.settings import CountOrZero
+from pflsim.config.validate import Portion
 from pflsim.data.federated import Examples
 from pflsim.params import Selector
 from pflsim.types import ModelKind
-
-Rank = Annotated[float, Gt(0), Le(1)]
-"""The type of a rank as a share of a layer's width."""
 
 
 class FedDecomp(ClientModule):
@@ -54,16 +51,15 @@ class FedDecomp(ClientModule):
         net: Net,
         training: Training,
         *,
-        personal_epochs: int = 2,
-        shared_epochs: int | None = None,
-        linear_rank: Rank = 0.4,
-        conv_rank: Rank = 0.6,
+        personal_epochs: CountOrZero = 2,
+        shared_epochs: CountOrZero | None = None,
+        linear_rank: Portion = 0.4,
+        conv_rank: Portion = 0.6,
         rank_from: Literal["min", "out"] = "min",
         scale: Literal["program", "one"] = "program",
     ):
         super().__init__(net, training)
-        self.personal_epochs = non_negative("method.personal_epochs", personal_epochs)
-        self.shared_epochs = None if shared_epochs is None else non_negative("method.shared_epochs", shared_epochs)
+        self.personal_epochs, self.shared_epochs = personal_epochs, shared_epochs
         self.a, self.b, self.scales = nn.ParameterDict(), nn.ParameterDict(), dict[str, float]()
         for name, layer in net.named_modules():
             if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd) and "weight" in layer._parameters:  # not frozen

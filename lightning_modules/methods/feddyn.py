@@ -7,7 +7,7 @@ from lightning_modules.base import Batch, ClientModule, Terms
 from lightning_modules.losses import inner_product, proximal
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
-from pflsim.config.validate import positive
+from pflsim.config.validate import Positive
 from pflsim.data.federated import Shard
 from pflsim.messages import Uplink
 
@@ -29,9 +29,9 @@ class FedDyn(ClientModule):
     lockstep = True
     reported_model = "global"
 
-    def __init__(self, net: Net, training: Training, *, alpha: float = 0.01):
+    def __init__(self, net: Net, training: Training, *, alpha: Positive = 0.01):
         super().__init__(net, training)
-        self.alpha = training.penalty("method.alpha", positive("method.alpha", alpha))
+        self.alpha = training.penalty("method.alpha", alpha)
         self.gradient = Memory(self, self.shared_parameters())
         self.received = Anchor(self.shared_parameters())
 

@@ -15,7 +15,7 @@ from lightning_modules.nets.net import Net
 from lightning_modules.phases import Alternate, Phase, Schedule
 from lightning_modules.prototypes import reply_means
 from lightning_modules.training import Training
-from pflsim.config.validate import non_negative
+from pflsim.config.validate import NonNegative
 from pflsim.data.federated import Shard
 from pflsim.messages import Message, Uplink
 from pflsim.params import BODY, HEAD, Selector
@@ -57,14 +57,14 @@ class FedFCD(ClientModule):
         net: Net,
         training: Training,
         *,
-        lam: float = 1.0,
+        lam: NonNegative = 1.0,
         alternate: Literal["batch", "epoch"] = "batch",
         feature_alignment: bool = True,
         decision_fusion: bool = True,
         hierarchical: bool = True,
     ):
         super().__init__(net, training)
-        self.lam, self.feature_alignment = non_negative("method.lam", lam), feature_alignment
+        self.lam, self.feature_alignment = lam, feature_alignment
         self.alternate: Literal["batch", "epoch"] = alternate
         self.hierarchical = hierarchical
         self.global_head = deepcopy(net.head).requires_grad_(False) if decision_fusion else None

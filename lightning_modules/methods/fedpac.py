@@ -12,7 +12,8 @@ from lightning_modules.nets.net import Net, evaluating
 from lightning_modules.phases import Phase, Schedule
 from lightning_modules.prototypes import all_features, class_means, class_sums
 from lightning_modules.training import Training
-from pflsim.config.validate import at_least_one, non_negative, positive
+from pflsim.config.settings import Count
+from pflsim.config.validate import NonNegative, Positive
 from pflsim.data.federated import Shard
 from pflsim.messages import Message, Uplink
 from pflsim.params import BODY, HEAD, snapshot
@@ -43,12 +44,16 @@ class FedPAC(ClientModule):
     reported_phase = "received"
 
     def __init__(
-        self, net: Net, training: Training, *, lam: float = 1.0, head_epochs: int = 1, head_lr: float | None = 0.1
+        self,
+        net: Net,
+        training: Training,
+        *,
+        lam: NonNegative = 1.0,
+        head_epochs: Count = 1,
+        head_lr: Positive | None = 0.1,
     ):
         super().__init__(net, training)
-        self.lam = non_negative("method.lam", lam)
-        self.head_epochs = at_least_one("method.head_epochs", head_epochs)
-        self.head_lr = None if head_lr is None else positive("method.head_lr", head_lr)
+        self.lam, self.head_epochs, self.head_lr = lam, head_epochs, head_lr
         self.targets, self.statistics = Anchor(), Anchor()
 
     def schedule(self) -> Schedule:

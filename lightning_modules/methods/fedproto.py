@@ -12,7 +12,7 @@ from lightning_modules.losses import alignment
 from lightning_modules.nets.net import Net
 from lightning_modules.prototypes import nearest_scores, received_means, reply_means
 from lightning_modules.training import Training
-from pflsim.config.validate import non_negative
+from pflsim.config.validate import NonNegative
 from pflsim.data.federated import Shard
 from pflsim.messages import Message, Uplink
 from pflsim.params import NOTHING
@@ -47,10 +47,15 @@ class FedProto(ClientModule):
     held: Tensor
 
     def __init__(
-        self, net: Net, training: Training, *, lam: float = 1.0, predict: Literal["prototype", "head"] = "prototype"
+        self,
+        net: Net,
+        training: Training,
+        *,
+        lam: NonNegative = 1.0,
+        predict: Literal["prototype", "head"] = "prototype",
     ):
         super().__init__(net, training)
-        self.lam, self.predicts_by = non_negative("method.lam", lam), predict
+        self.lam, self.predicts_by = lam, predict
         self.register_buffer("means", torch.zeros(net.num_classes, net.feature_width))
         self.register_buffer("held", torch.zeros(net.num_classes, dtype=torch.bool))
 

@@ -6,7 +6,7 @@ from lightning_modules.base import ClientModule
 from lightning_modules.nets.net import Net
 from lightning_modules.phases import Phase, Schedule
 from lightning_modules.training import Training
-from pflsim.config.validate import at_least_one
+from pflsim.config.settings import Count
 from pflsim.params import BODY, HEAD
 
 
@@ -28,10 +28,9 @@ class FedRep(ClientModule):
     lockstep = True
     shared = BODY
 
-    def __init__(self, net: Net, training: Training, *, head_epochs: int = 10, body_epochs: int | None = None):
+    def __init__(self, net: Net, training: Training, *, head_epochs: Count = 10, body_epochs: Count | None = None):
         super().__init__(net, training)
-        self.head_epochs = at_least_one("method.head_epochs", head_epochs)
-        self.body_epochs = None if body_epochs is None else at_least_one("method.body_epochs", body_epochs)
+        self.head_epochs, self.body_epochs = head_epochs, body_epochs
 
     def schedule(self) -> Schedule:
         """Return the phases `head` and `body`."""

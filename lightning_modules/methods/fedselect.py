@@ -12,7 +12,7 @@ from lightning_modules.base import ClientModule
 from lightning_modules.nets.net import Net
 from lightning_modules.phases import Alternate, Phase, Schedule
 from lightning_modules.training import Training
-from pflsim.config.validate import Bounds, at_least_one
+from pflsim.config.settings import Count, Probability
 from pflsim.data.federated import Shard
 from pflsim.fusion.masks import grown, to_bits
 from pflsim.messages import Message, Uplink
@@ -51,14 +51,13 @@ class FedSelect(ClientModule):
         net: Net,
         training: Training,
         *,
-        p: float = 0.25,
-        alpha: float = 0.8,
-        every: int = 1,
+        p: Probability = 0.25,
+        alpha: Probability = 0.8,
+        every: Count = 1,
         reference: Literal["round", "last_update"] = "round",
     ):
         super().__init__(net, training)
-        self.p, self.alpha = Bounds(0, 1)("method.p", p), Bounds(0, 1)("method.alpha", alpha)
-        self.every = at_least_one("method.every", every)
+        self.p, self.alpha, self.every = p, alpha, every
         self.weights = tuple(name for name in self.shared_parameters() if "weight" in name.rpartition(".")[2])
         self.private, self.common = Memory(self, self.weights), Anchor()
         self.reference = Anchor(self.weights) if reference == "round" else Memory(self, self.weights)

@@ -14,7 +14,7 @@ from lightning_modules.loop import train_phase
 from lightning_modules.nets.net import Net
 from lightning_modules.phases import Phase
 from lightning_modules.training import Training
-from pflsim.config.validate import Width, non_negative
+from pflsim.config.validate import NonNegative, Width
 from pflsim.data.federated import Shard
 from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink
@@ -55,12 +55,12 @@ class Floco(ClientModule):
         training: Training,
         *,
         endpoints: Width = 10,
-        rho: float = 0.1,
+        rho: NonNegative = 0.1,
         sampling: Literal["simplex", "raw_l1"] = "simplex",
     ):
         net.head = SimplexHead(net.head, endpoints)
         super().__init__(net, training)
-        self.rho, self.sampling = non_negative("method.rho", rho), sampling
+        self.rho, self.sampling = rho, sampling
         self.region = Anchor()
         self.register_buffer("alpha", torch.full((endpoints,), 1 / endpoints))
 

@@ -12,7 +12,7 @@ from lightning_modules.losses import cross_entropy, proximal
 from lightning_modules.nets.net import Net
 from lightning_modules.phases import Phase, Schedule
 from lightning_modules.training import Training
-from pflsim.config.validate import non_negative
+from pflsim.config.validate import NonNegative
 from pflsim.data.federated import Shard
 from pflsim.params import Selector
 
@@ -45,9 +45,9 @@ class GPFL(ClientModule):
     shared = Selector(("net.body", "embeddings", "valve"))
     personal: Tensor
 
-    def __init__(self, net: Net, training: Training, *, lam: float = 0.01, mu: float = 0.1):
+    def __init__(self, net: Net, training: Training, *, lam: NonNegative = 0.01, mu: float = 0.1):
         super().__init__(net, training)
-        self.lam, self.mu = non_negative("method.lam", lam), training.penalty("method.mu", mu)
+        self.lam, self.mu = lam, training.penalty("method.mu", mu)
         self.embeddings = nn.Embedding(net.num_classes, net.feature_width)
         self.valve = ConditionalValve(net.feature_width)
         self.fixed = Anchor()

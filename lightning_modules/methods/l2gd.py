@@ -12,7 +12,7 @@ from lightning_modules.base import ClientModule
 from lightning_modules.nets.net import Net
 from lightning_modules.phases import Phase, Schedule
 from lightning_modules.training import Training
-from pflsim.config.validate import non_negative
+from pflsim.config.validate import NonNegative
 from pflsim.data.federated import Shard
 from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink
@@ -48,10 +48,10 @@ class L2GD(ClientModule):
     lockstep = True
     met: Tensor
 
-    def __init__(self, net: Net, training: Training, *, p: float, lam: float = 1.0):
+    def __init__(self, net: Net, training: Training, *, p: float, lam: NonNegative = 1.0):
         super().__init__(net, training)
         training.require_sgd("l2gd")
-        self.p, self.lam = p, non_negative("method.lam", lam)
+        self.p, self.lam = p, lam
         self.mean = deepcopy(net).requires_grad_(False)
         self.register_buffer("met", torch.tensor(False))  # whether a mean has been received
         self.newcomer = Anchor()  # not empty while a newcomer joins

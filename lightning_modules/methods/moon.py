@@ -13,7 +13,7 @@ from lightning_modules.base import Batch, ClientModule, Terms
 from lightning_modules.losses import cross_entropy
 from lightning_modules.nets.net import Net, evaluating
 from lightning_modules.training import Training
-from pflsim.config.validate import non_negative, positive
+from pflsim.config.validate import NonNegative, Positive
 from pflsim.data.federated import Shard
 from pflsim.messages import Message, Uplink
 from pflsim.params import load
@@ -41,9 +41,9 @@ class Moon(ClientModule):
     reported_model = "global"
     has_previous: Tensor
 
-    def __init__(self, net: Net, training: Training, *, mu: float = 1.0, temperature: float = 0.5):
+    def __init__(self, net: Net, training: Training, *, mu: NonNegative = 1.0, temperature: Positive = 0.5):
         super().__init__(net, training)
-        self.mu, self.temperature = non_negative("method.mu", mu), positive("method.temperature", temperature)
+        self.mu, self.temperature = mu, temperature
         self.received, self.previous = Anchor(), deepcopy(net.body).requires_grad_(False)
         self.register_buffer("has_previous", torch.tensor(False))
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from lightning_modules.base import ClientModule, Evaluate, Evaluation
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
-from pflsim.config.validate import Bounds, non_negative
+from pflsim.config.validate import NonNegative
 from pflsim.data.federated import Shard
 
 MIN_DELTA = 1e-6
@@ -50,15 +51,14 @@ class PerFedAvg(ClientModule):
         net: Net,
         training: Training,
         *,
-        alpha: float | None = None,
+        alpha: NonNegative | None = None,
         variant: Literal["fo", "hf"] = "fo",
-        delta: float = 1e-3,
+        delta: Annotated[float, Ge(MIN_DELTA)] = 1e-3,
     ):
         super().__init__(net, training)
         training.require_sgd("per_fedavg")
-        self.alpha = training.lr if alpha is None else non_negative("method.alpha", alpha)
-        self.delta = Bounds(MIN_DELTA)("method.delta", delta)
-        self.variant = variant
+        self.alpha = training.lr if alpha is None else alpha
+        self.delta, self.variant = delta, variant
         self.lockstep = variant == "fo"  # a trace has no random state to go back to
 
     @property

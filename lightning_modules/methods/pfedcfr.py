@@ -7,7 +7,7 @@ from lightning_modules.base import Batch, ClientModule, Terms
 from lightning_modules.losses import proximal
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
-from pflsim.config.validate import non_negative, positive
+from pflsim.config.validate import NonNegative, Positive
 from pflsim.params import Threshold, UnitKind, resolve_threshold
 
 
@@ -38,14 +38,14 @@ class PFedCFR(ClientModule):
         net: Net,
         training: Training,
         *,
-        lam: float = 1.0,
+        lam: NonNegative = 1.0,
         mu: float = 0.001,
-        alpha: float,
+        alpha: Positive,
         r: Threshold,
         unit: UnitKind,
     ):
         super().__init__(net, training)
-        strength = non_negative("method.lam", lam) / positive("method.alpha", alpha)
+        strength = lam / alpha
         self.coefficient = training.penalty("method.lam/method.alpha", strength)
         self.mu = training.penalty("method.mu", mu)
         layout = self.layout(unit)

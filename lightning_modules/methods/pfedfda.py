@@ -19,7 +19,8 @@ from lightning_modules.nets.net import Net, evaluating
 from lightning_modules.phases import Phase, Schedule
 from lightning_modules.prototypes import all_features, class_sums
 from lightning_modules.training import Training
-from pflsim.config.validate import at_least_one, positive
+from pflsim.config.settings import Count
+from pflsim.config.validate import Positive
 from pflsim.data.federated import Shard
 from pflsim.messages import Message, Uplink
 from pflsim.params import BODY, snapshot
@@ -69,11 +70,16 @@ class PFedFDA(ClientModule):
     beta: Tensor
 
     def __init__(
-        self, net: Net, training: Training, *, single_beta: bool = False, min_count: int = 2, cov_ridge: float = 1e-4
+        self,
+        net: Net,
+        training: Training,
+        *,
+        single_beta: bool = False,
+        min_count: Count = 2,
+        cov_ridge: Positive = 1e-4,
     ):
         super().__init__(net, training)
-        self.min_count = at_least_one("method.min_count", min_count)
-        self.cov_ridge = positive("method.cov_ridge", cov_ridge)
+        self.min_count, self.cov_ridge = min_count, cov_ridge
         self.received = Anchor()
         self.register_buffer("weight", torch.zeros(net.num_classes, net.feature_width))
         self.register_buffer("bias", torch.zeros(net.num_classes))

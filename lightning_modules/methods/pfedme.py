@@ -10,7 +10,8 @@ from lightning_modules.losses import proximal
 from lightning_modules.nets.net import Net
 from lightning_modules.phases import Alternate, Phase, Schedule
 from lightning_modules.training import Training
-from pflsim.config.validate import at_least_one, positive, stable_penalty
+from pflsim.config.settings import Count
+from pflsim.config.validate import Positive, stable_penalty
 from pflsim.errors import SettingsError
 from pflsim.messages import Message
 from pflsim.params import Selector, load
@@ -48,22 +49,22 @@ class PFedMe(ClientModule):
         net: Net,
         training: Training,
         *,
-        lam: float | None = None,
-        inner_steps: int = 5,
-        personal_lr: float = 0.09,
+        lam: Positive | None = None,
+        inner_steps: Count = 5,
+        personal_lr: Positive = 0.09,
     ):
         super().__init__(net, training)
         training.require_sgd("pfedme")
         lr = training.lr
-        self.lam = min(15.0, 1 / lr) if lam is None else positive("method.lam", lam)
-        self.personal_lr = positive("method.personal_lr", personal_lr)
+        self.lam = min(15.0, 1 / lr) if lam is None else lam
+        self.personal_lr = personal_lr
         stable_penalty("method.lam", self.lam, personal_lr, rate="method.personal_lr")
         if lr * self.lam > 1 + 1e-9:
             raise SettingsError(
                 f"method.lam={self.lam:g}: a step of w covers lr*lam = {lr * self.lam:.4g} of the distance to θ and "
                 f"overshoots it; with lr={lr:.4g} set method.lam to at most 1/lr = {1 / lr:.4g}"
             )
-        self.inner_steps = at_least_one("method.inner_steps", inner_steps)
+        self.inner_steps = inner_steps
         self.theta = nn.ParameterDict({name: nn.Parameter(w.detach().clone()) for name, w in _dotless(net).items()})
 
     def personal(self) -> dict[str, Tensor]:

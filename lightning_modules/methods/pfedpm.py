@@ -15,7 +15,8 @@ from lightning_modules.nets.relation import RelationModule
 from lightning_modules.phases import Alternate, Phase, Schedule
 from lightning_modules.prototypes import class_means, received_means
 from lightning_modules.training import Training
-from pflsim.config.validate import Bounds, Width, non_negative
+from pflsim.config.settings import Probability
+from pflsim.config.validate import NonNegative, Width
 from pflsim.data.federated import Shard
 from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.params import NOTHING, Selector
@@ -67,15 +68,15 @@ class PFedPM(ClientModule):
         net: Net,
         training: Training,
         *,
-        a: float = 0.5,
-        lam: float = 0.1,
+        a: Probability = 0.5,
+        lam: NonNegative = 0.1,
         distance: Distance = "l2",
         predict: Literal["decision", "relation"] = "decision",
         alternate: Literal["round", "batch"] = "round",
         relation_hidden: Width = 50,
     ):
         super().__init__(net, training)
-        self.a, self.lam = Bounds(0, 1)("method.a", a), non_negative("method.lam", lam)
+        self.a, self.lam = a, lam
         self.distance: Distance = distance
         self.predicts_by, self.alternate = predict, alternate
         self.relation = RelationModule(net.feature_shape, hidden=relation_hidden)

@@ -27,7 +27,7 @@ CONFIGURATION = "set credentials and options in fsspec's configuration: environm
 class Bounds:
     """An interval of finite numbers.
 
-    A constructor calls it to check an argument: `positive("method.sigma", sigma)`.
+    For what depends on the run; bounds of a setting are in its annotation.
 
     Args:
         least: inclusive lower bound.
@@ -66,10 +66,9 @@ Widths = Sequence[Width]
 Positive = Annotated[float, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Gt(0), Lt(1)]
+Portion = Annotated[float, Gt(0), Le(1)]
 Chance = Annotated[float, Ge(0), Lt(1)]
-positive = Bounds(above=0)
 non_negative = Bounds(0)
-at_least_one = Bounds(1)
 
 
 def stable_penalty(name: str, value: float, lr: float, momentum: float = 0.0, rate: str = "lr") -> float:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pflsim.config.validate import Bounds, non_negative
+from pflsim.config.validate import Bounds, NonNegative
 from pflsim.data.dataset import Dataset
 from pflsim.errors import SettingsError
 from pflsim.seeding import numpy_generator
@@ -141,7 +141,9 @@ def inversion(dataset: Dataset, clients: int, rng: np.random.Generator) -> Shift
     return Shift(_groups(2, clients, rng), (Change(), Inversion(total)))
 
 
-def noise(dataset: Dataset, clients: int, rng: np.random.Generator, *, sigma: float = 0.5, groups: int = 4) -> Shift:
+def noise(
+    dataset: Dataset, clients: int, rng: np.random.Generator, *, sigma: NonNegative = 0.5, groups: int = 4
+) -> Shift:
     """Add Gaussian noise of standard deviation sigma·g/groups to the images of group g.
 
     An example has the same noise every time. Values are not clipped.
@@ -154,7 +156,6 @@ def noise(dataset: Dataset, clients: int, rng: np.random.Generator, *, sigma: fl
         groups: number of groups, 1 to N.
     """
     _check_images(dataset, "noise")
-    non_negative("shift.sigma", sigma)
     members, seed = _groups(groups, clients, rng), int(rng.integers(2**63))
     return Shift(members, tuple(Noise(sigma * g / groups, seed) for g in range(groups)))
 

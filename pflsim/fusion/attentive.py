@@ -9,7 +9,6 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 from torch.nn import functional
 
-from pflsim.config.validate import non_negative, positive
 from pflsim.errors import SettingsError
 from pflsim.fusion.blocks import Rows, Workspace, blocks, products_device
 from pflsim.fusion.means import Stack
@@ -82,8 +81,6 @@ def check_self_weight(clients: int, alpha: float, sigma: float, clamp: bool = Fa
     Raises:
         SettingsError: the bound is exceeded without `clamp`, or α or σ is out of range.
     """
-    non_negative("method.alpha", alpha)
-    positive("method.sigma", sigma)
     if not math.isfinite(clients * (alpha / sigma)):
         raise SettingsError(f"method.alpha={alpha} over method.sigma={sigma} is not finite: use a smaller method.alpha")
     bound = (clients - 1) * alpha / sigma

@@ -9,7 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pflsim.config.validate import Bounds, at_least_one
+from pflsim.config.settings import Count, Probability
+from pflsim.config.validate import Bounds, Share
 from pflsim.errors import SettingsError
 from pflsim.fusion.blocks import blocks
 from pflsim.fusion.clusters import ClusterOn, cluster_means, cosine_similarity, directions, ward_clusters
@@ -86,18 +87,18 @@ class FedALP(GlobalModelRule[State]):
     def __init__(
         self,
         *,
-        groups: int = 3,
-        beta: float = 0.6,
-        warmup: float = 0.5,
+        groups: Count = 3,
+        beta: Probability = 0.6,
+        warmup: Share = 0.5,
         unit: UnitKind = "tensor",
         delta: Literal["norm", "per_entry"] = "per_entry",
         gamma: Literal["all", "group"] = "group",
         onto: Literal["group", "mixture"] = "mixture",
         cluster_on: ClusterOn = "directions",
     ):
-        self.groups = at_least_one("method.groups", groups)
-        self.beta = float(Bounds(0, 1)("method.beta", beta))
-        self.warmup = Bounds(above=0, below=1)("method.warmup", warmup)
+        self.groups = groups
+        self.beta = float(beta)
+        self.warmup = warmup
         self.unit, self.delta, self.gamma, self.onto = unit, delta, gamma, onto
         self.cluster_on: ClusterOn = cluster_on
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pflsim.config.validate import Positive
 from pflsim.params import UnitKind
 from pflsim.servers.pfedcfr import PFedCFR
 
@@ -19,5 +20,5 @@ class FedAMP(PFedCFR):
         clamp: set negative self weights to 0 and renormalise the rows, which permits a larger α/σ.
     """
 
-    def __init__(self, *, alpha: float = 1e4, sigma: float = 1e6, unit: UnitKind = "model", clamp: bool = False):
+    def __init__(self, *, alpha: Positive = 1e4, sigma: Positive = 1e6, unit: UnitKind = "model", clamp: bool = False):
         super().__init__(alpha=alpha, sigma=sigma, r=1.0, unit=unit, clamp=clamp)

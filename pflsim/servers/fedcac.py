@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from pflsim.config.validate import at_least_one
+from pflsim.config.settings import Count
 from pflsim.fusion.attentive import mix
 from pflsim.fusion.masks import collaboration, from_bits, overlaps
 from pflsim.fusion.means import column, example_means
@@ -51,8 +51,8 @@ class FedCAC(GlobalModelRule[State]):
         - A client that does not report does not count. A round without uplinks counts, and keeps g and all u_i.
     """
 
-    def __init__(self, *, beta: int = 100):
-        self.beta = at_least_one("method.beta", beta)
+    def __init__(self, *, beta: Count = 100):
+        self.beta = beta
 
     def init(self, federation: Federation) -> State:
         """Return the state with the initial model."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from pflsim.config.validate import positive
+from pflsim.config.validate import Positive
 from pflsim.fusion.means import column, uniform_mean
 from pflsim.messages import Uplink
 from pflsim.servers.base import Federation, GlobalModelRule
@@ -40,8 +40,8 @@ class FedDyn(GlobalModelRule[State]):
         count. A round without uplinks keeps the state.
     """
 
-    def __init__(self, *, alpha: float):
-        self.alpha = positive("method.alpha", alpha)
+    def __init__(self, *, alpha: Positive):
+        self.alpha = alpha
 
     def init(self, federation: Federation) -> State:
         """Return the state with the initial model and h = 0."""

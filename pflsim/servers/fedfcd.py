@@ -10,7 +10,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from pflsim.config.validate import positive
+from pflsim.config.settings import Count
+from pflsim.config.validate import Positive
 from pflsim.errors import SettingsError
 from pflsim.fusion.prototypes import Weighting, fuse_prototypes, keep_missing, labelled, passes, train_head
 from pflsim.messages import Message, Prototypes, Uplink
@@ -64,16 +65,14 @@ class FedFCD(ServerRule[State]):
     def __init__(
         self,
         *,
-        server_lr: float = 0.01,
-        server_epochs: int = 1,
-        server_batch: int = 10,
+        server_lr: Positive = 0.01,
+        server_epochs: Count = 1,
+        server_batch: Count = 10,
         prototype_weighting: Weighting = "samples",
         feature_alignment: bool,
         decision_fusion: bool,
     ):
-        self.lr = positive("method.server_lr", server_lr)
-        self.epochs = int(positive("method.server_epochs", server_epochs))
-        self.batch = int(positive("method.server_batch", server_batch))
+        self.lr, self.epochs, self.batch = server_lr, server_epochs, server_batch
         self.weighting: Weighting = prototype_weighting
         self.feature_alignment, self.decision_fusion = feature_alignment, decision_fusion
         self.initial_round = feature_alignment or decision_fusion

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pflsim.config.validate import Bounds, at_least_one, non_negative
+from pflsim.config.settings import Count, Probability
+from pflsim.config.validate import NonNegative
 from pflsim.messages import Message, Uplink, packed, unpacked
 from pflsim.params import snapshot
 from pflsim.seeding import numpy_generator
@@ -53,9 +54,8 @@ class FedFomo(ServerRule[State]):
         identity; its diagonal is not used.
     """
 
-    def __init__(self, *, models: int = 5, epsilon: float = 0.3, epsilon_decay: float = 0.05):
-        self.models, self.epsilon = at_least_one("method.models", models), Bounds(0, 1)("method.epsilon", epsilon)
-        self.epsilon_decay = non_negative("method.epsilon_decay", epsilon_decay)
+    def __init__(self, *, models: Count = 5, epsilon: Probability = 0.3, epsilon_decay: NonNegative = 0.05):
+        self.models, self.epsilon, self.epsilon_decay = models, epsilon, epsilon_decay
 
     def init(self, federation: Federation) -> State:
         """Return the state without models."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pflsim.config.settings import Count
+from pflsim.config.validate import Positive
 from pflsim.servers.fedfcd import FedFCD
 
 
@@ -22,7 +24,7 @@ class FedGH(FedFCD):
 
     prefix = "net.head."
 
-    def __init__(self, *, server_lr: float = 0.01, server_epochs: int = 1, server_batch: int = 1):
+    def __init__(self, *, server_lr: Positive = 0.01, server_epochs: Count = 1, server_batch: Count = 1):
         super().__init__(
             server_lr=server_lr,
             server_epochs=server_epochs,

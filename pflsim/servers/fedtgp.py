@@ -10,7 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, one_hot, relu
 
-from pflsim.config.validate import at_least_one, non_negative, positive
+from pflsim.config.settings import Count
+from pflsim.config.validate import NonNegative, Positive
 from pflsim.fusion.prototypes import descend, fuse_prototypes, keep_missing, labelled, passes
 from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.params import snapshot
@@ -64,17 +65,14 @@ class FedTGP(ServerRule[State]):
     def __init__(
         self,
         *,
-        max_margin: float = 100.0,
-        server_lr: float = 0.01,
-        server_epochs: int = 100,
-        server_batch: int = 10,
-        server_hidden: int | None = None,
+        max_margin: NonNegative = 100.0,
+        server_lr: Positive = 0.01,
+        server_epochs: Count = 100,
+        server_batch: Count = 10,
+        server_hidden: Count | None = None,
     ):
-        self.max_margin = non_negative("method.max_margin", max_margin)
-        self.lr = positive("method.server_lr", server_lr)
-        self.epochs = at_least_one("method.server_epochs", server_epochs)
-        self.batch = at_least_one("method.server_batch", server_batch)
-        self.hidden = None if server_hidden is None else at_least_one("method.server_hidden", server_hidden)
+        self.max_margin, self.lr, self.epochs = max_margin, server_lr, server_epochs
+        self.batch, self.hidden = server_batch, server_hidden
 
     def init(self, federation: Federation) -> State:
         """Return the state with a new network and no prototypes."""

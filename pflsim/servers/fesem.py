@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pflsim.config.validate import Bounds, at_least_one
+from pflsim.config.settings import Count
+from pflsim.config.validate import Bounds
 from pflsim.fusion.clusters import centre_distances, cluster_models, nearest
 from pflsim.fusion.layerwise import flat_rows, stack
 from pflsim.messages import Message, Uplink, packed
@@ -55,8 +56,8 @@ class FeSEM(ServerRule[State]):
 
     unit = "model"
 
-    def __init__(self, *, groups: int = 3):
-        self.groups = at_least_one("method.groups", groups)
+    def __init__(self, *, groups: Count = 3):
+        self.groups = groups
 
     def init(self, federation: Federation) -> State:
         """Return the state with the initial model as each centre and random clusters."""

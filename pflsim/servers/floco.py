@@ -10,7 +10,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pflsim.config.validate import Bounds
+from pflsim.config.settings import Probability
 from pflsim.fusion.means import example_means
 from pflsim.messages import Message, Uplink
 from pflsim.servers.base import Federation, GlobalModelRule
@@ -51,8 +51,8 @@ class Floco(GlobalModelRule[State]):
         A client that does not reply to the survey has no α_i and trains on the whole simplex.
     """
 
-    def __init__(self, *, endpoints: int, warmup: float = 0.5):
-        self.endpoints, self.warmup = endpoints, Bounds(0, 1)("method.warmup", warmup)
+    def __init__(self, *, endpoints: int, warmup: Probability = 0.5):
+        self.endpoints, self.warmup = endpoints, warmup
 
     def surveys(self, round_number: int, rounds: int) -> bool:
         """Return whether this is round τ + 1."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pflsim.config.validate import at_least_one
+from pflsim.config.settings import Count
 from pflsim.fusion.clusters import cluster_models
 from pflsim.fusion.layerwise import stack
 from pflsim.messages import Message, Uplink, packed
@@ -46,8 +46,8 @@ class IFCA(ServerRule[State]):
         without reporting clients keeps its model.
     """
 
-    def __init__(self, *, groups: int = 3):
-        self.groups = at_least_one("method.groups", groups)
+    def __init__(self, *, groups: Count = 3):
+        self.groups = groups
 
     def init(self, federation: Federation) -> State:
         """Return the state with M different initial models."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pflsim.config.validate import Positive
 from pflsim.errors import SettingsError
 from pflsim.fusion.attentive import check_self_weight
 from pflsim.fusion.layerwise import collaborate
@@ -60,8 +61,8 @@ class PFedCFR(ServerRule[State]):
     def __init__(
         self,
         *,
-        alpha: float = 1e4,
-        sigma: float = 1e6,
+        alpha: Positive = 1e4,
+        sigma: Positive = 1e6,
         r: Threshold = "body",
         unit: UnitKind = "module",
         clamp: bool = False,

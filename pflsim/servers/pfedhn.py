@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pflsim.config.validate import Chance, Widths, at_least_one, non_negative
+from pflsim.config.settings import Count
+from pflsim.config.validate import Chance, NonNegative, Widths
 from pflsim.fusion.hypernetwork import Hypernetworks, draw_common, features, part_of, parts, pull_back, rebuilt, tensors
 from pflsim.fusion.means import column, example_means
 from pflsim.messages import Message, Uplink
@@ -66,17 +67,15 @@ class PFedHN(ServerRule[State]):
     def __init__(
         self,
         *,
-        embedding: int | None = None,
+        embedding: Count | None = None,
         hidden: Widths = (100, 100, 100),
-        hn_lr: float | None = None,
+        hn_lr: NonNegative | None = None,
         hn_momentum: Chance = 0.9,
-        hn_weight_decay: float = 0.001,
+        hn_weight_decay: NonNegative = 0.001,
     ):
-        self.embedding = None if embedding is None else at_least_one("method.embedding", embedding)
+        self.embedding = embedding
         self.hidden = tuple(hidden)
-        self.momentum = hn_momentum
-        self.lr = None if hn_lr is None else non_negative("method.hn_lr", hn_lr)
-        self.decay = non_negative("method.hn_weight_decay", hn_weight_decay)
+        self.momentum, self.lr, self.decay = hn_momentum, hn_lr, hn_weight_decay
 
     def init(self, federation: Federation) -> State:
         """Return the state with a new hypernetwork that generates about the initial model."""

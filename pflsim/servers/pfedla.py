@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from pflsim.config.validate import Widths, at_least_one, non_negative
+from pflsim.config.settings import Count, CountOrZero
+from pflsim.config.validate import NonNegative, Widths
 from pflsim.errors import SettingsError
 from pflsim.fusion.hypernetwork import Hypernetworks, as_type, descend, draw, level, outputs, select
 from pflsim.fusion.layerwise import flat_rows, mix_unit
@@ -69,23 +70,19 @@ class PFedLA(ServerRule[State]):
     def __init__(
         self,
         *,
-        k: int = 0,
-        embedding: int = 100,
+        k: CountOrZero = 0,
+        embedding: Count = 100,
         hidden: Widths = (100, 100),
         normaliser: Normaliser = "softmax",
-        hn_lr: float = 0.3,
+        hn_lr: NonNegative = 0.3,
         unit: UnitKind = "module",
         start: Literal["random", "uniform"] = "random",
         update_kept: bool = True,
     ):
-        self.k = non_negative("method.k", k)
-        self.embedding = at_least_one("method.embedding", embedding)
+        self.k, self.embedding = k, embedding
         self.hidden = tuple(hidden)
         self.normaliser: Normaliser = normaliser
-        self.hn_lr = non_negative("method.hn_lr", hn_lr)
-        self.unit = unit
-        self.start = start
-        self.update_kept = update_kept
+        self.hn_lr, self.unit, self.start, self.update_kept = hn_lr, unit, start, update_kept
 
     def init(self, federation: Federation) -> State:
         """Return the state with the initial model for all clients and new hypernetworks."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from pflsim.config.validate import positive
+from pflsim.config.validate import Positive
 from pflsim.fusion.means import column, uniform_mean
 from pflsim.messages import Uplink
 from pflsim.servers.base import Federation, MeanRule, MeanState
@@ -35,8 +35,8 @@ class PFedMe(MeanRule[State]):
         negative. A client that does not report does not count. A round without uplinks keeps the model.
     """
 
-    def __init__(self, *, beta: float = 1.0):
-        self.beta = positive("method.beta", beta)
+    def __init__(self, *, beta: Positive = 1.0):
+        self.beta = beta
 
     def init(self, federation: Federation) -> State:
         """Return the state with the initial model."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from pflsim.config.validate import positive
+from pflsim.config.validate import Positive
 from pflsim.fusion.means import column, uniform_mean
 from pflsim.messages import Message, Uplink
 from pflsim.servers.base import Federation, MeanRule, MeanState
@@ -39,8 +39,8 @@ class Scaffold(MeanRule[State]):
         uplinks keeps the state.
     """
 
-    def __init__(self, *, server_lr: float = 1.0):
-        self.server_lr = positive("method.server_lr", server_lr)
+    def __init__(self, *, server_lr: Positive = 1.0):
+        self.server_lr = server_lr
 
     def init(self, federation: Federation) -> State:
         """Return the state with the initial model and c = 0."""

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from pflsim.config.validate import at_least_one
+from pflsim.config.settings import Count
 from pflsim.data.partitions.deal import Pool, apportion, choose_classes, partition_rule
 from pflsim.errors import SettingsError
 
@@ -18,7 +18,7 @@ def iid(pool: Pool) -> list[np.ndarray]:
 
 
 @partition_rule
-def by_client(pool: Pool, *, ids_per_client: int | None = None) -> list[np.ndarray]:
+def by_client(pool: Pool, *, ids_per_client: Count | None = None) -> list[np.ndarray]:
     """Give each client all examples of the clients in the data (LEAF's natural partition with one id per client).
 
     With one id each, the clients are in the order of the ids, which is that of their names.
@@ -36,7 +36,7 @@ def by_client(pool: Pool, *, ids_per_client: int | None = None) -> list[np.ndarr
             "use data=femnist, Dataset(clients=...) in Python, or another partition"
         )
     names = np.unique(pool.client_ids)
-    each = 1 if ids_per_client is None else at_least_one("partition.ids_per_client", ids_per_client)
+    each = 1 if ids_per_client is None else ids_per_client
     if pool.clients * each > len(names):
         raise SettingsError(
             f"clients={pool.clients} with {each} client(s) of the data each need {pool.clients * each}, but there are "

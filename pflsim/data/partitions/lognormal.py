@@ -6,14 +6,21 @@ import math
 
 import numpy as np
 
-from pflsim.config.validate import at_least_one, non_negative, positive
+from pflsim.config.settings import Count
+from pflsim.config.validate import NonNegative, Positive
 from pflsim.data.partitions.deal import Pool, apportion, choose_classes, partition_rule
 from pflsim.errors import SettingsError
 
 
 @partition_rule
 def label_lognormal(
-    pool: Pool, *, classes: int = 2, median: float = 400.0, sigma: float = 0.7, smallest: int = 100, largest: int = 1600
+    pool: Pool,
+    *,
+    classes: int = 2,
+    median: Positive = 400.0,
+    sigma: NonNegative = 0.7,
+    smallest: int = 100,
+    largest: int = 1600,
 ) -> list[np.ndarray]:
     """Give client i the labels (i + j) mod C, j < classes, in equal parts, and a lognormal number of examples.
 
@@ -37,8 +44,6 @@ def label_lognormal(
         Equal parts give a client's labels comparable weights.
     """
     present = pool.check_classes("partition.classes", classes)
-    positive("partition.median", median)
-    non_negative("partition.sigma", sigma)
     if not classes <= smallest <= largest:
         raise SettingsError(
             f"partition.smallest={smallest}, largest={largest}: expected classes={classes} ≤ smallest ≤ largest"
@@ -64,7 +69,9 @@ def _scale_to_fit(requested: np.ndarray, available: np.ndarray) -> np.ndarray:
 
 
 @partition_rule
-def n_way_k_shot(pool: Pool, *, n: int = 3, k: int = 100, std: float = 2.0, even: bool = False) -> list[np.ndarray]:
+def n_way_k_shot(
+    pool: Pool, *, n: int = 3, k: Count = 100, std: NonNegative = 2.0, even: bool = False
+) -> list[np.ndarray]:
     """Give client i n_i classes with k_i examples each; n_i and k_i are normal around n and k with deviation `std`.
 
     The heterogeneity of FedProto (Tan et al. 2022, arXiv:2105.00243, section 5.1) and of pFedPM (section V-A).
@@ -84,8 +91,7 @@ def n_way_k_shot(pool: Pool, *, n: int = 3, k: int = 100, std: float = 2.0, even
         classes, clients may have no class in common.
     """
     present = pool.check_classes("partition.n", n)
-    at_least_one("partition.k", k)
-    std = abs(non_negative("partition.std", std))  # -0.0 is possible
+    std = abs(std)  # -0.0 is possible
     ways = np.clip(np.rint(pool.rng.normal(n, std, pool.clients)).astype(np.int64), min(2, n), len(present))
     shots = np.maximum(np.rint(pool.rng.normal(k, std, pool.clients)).astype(np.int64), 1)
     held = pool.no_counts.astype(bool)

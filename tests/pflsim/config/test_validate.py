@@ -1,10 +1,15 @@
 """How hard a proximal term may pull."""
 
 import math
+from typing import Any, get_args
 
 import pytest
+import yaml
+from annotated_types import Ge, Gt
 
-from pflsim.config.validate import Bounds, Chance, Positive, Widths, at_least_one, checked, positive, stable_penalty
+from pflsim.config.components import COMPONENTS, MISSING, check_component, settings_of, targets_of
+from pflsim.config.compose import CONFIGS
+from pflsim.config.validate import Bounds, Chance, Positive, Widths, checked, stable_penalty
 from pflsim.errors import SettingsError
 
 
@@ -36,8 +41,9 @@ def test_what_is_off_is_never_refused() -> None:
 
 
 def test_bounds() -> None:
-    assert positive("a", 0.5) == 0.5 and at_least_one("a", 1) == 1
-    for bounds, value in ((positive, 0.0), (at_least_one, 0), (Bounds(most=2), 3), (Bounds(), math.inf)):
+    positive = Bounds(above=0)
+    assert positive("a", 0.5) == 0.5 and Bounds(1)("a", 1) == 1
+    for bounds, value in ((positive, 0.0), (Bounds(1), 0), (Bounds(most=2), 3), (Bounds(), math.inf)):
         with pytest.raises(SettingsError, match=f"method.a={value}: expected"):
             bounds("method.a", value)
     for value in (math.nan, math.inf, -math.inf):
@@ -46,3 +52,27 @@ def test_bounds() -> None:
     for kind, value, least in ((Widths, [3, 0], "1 in item 1"), (Positive, 0.0, "0"), (Chance, -0.1, "0")):
         with pytest.raises(SettingsError, match=f"expected a number greater than (or equal to )?{least}$"):
             checked("method.a", kind, value)
+
+
+def invalid(kind: Any) -> Any:
+    """A value that a setting with this annotation does not accept; None if it accepts all."""
+    for part in (kind, *get_args(kind)):
+        for bound in getattr(part, "__metadata__", ()):
+            if isinstance(bound, Ge | Gt):
+                return bound.ge - 1 if isinstance(bound, Ge) else bound.gt
+    return None if kind in (None, Any) or "dict" in str(kind) or "Mapping" in str(kind) else {"not": "valid"}
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_every_setting_of_every_component_is_checked(component: str) -> None:
+    """A value below the bound of its annotation, or of another type."""
+    for path in sorted((CONFIGS / component).glob("*.yaml")):
+        node = {key: value for key, value in yaml.safe_load(path.read_text()).items() if key != "search"}
+        node = {key: value for key, value in node.items() if "${" not in str(value)}
+        known = settings_of(targets_of(node, component), component, node)
+        required = {key: parameter.annotation for key, parameter in known.items() if parameter.default == MISSING}
+        node = {key: [[1]] if "list" in str(kind) else 1 for key, kind in required.items()} | node
+        for name, parameter in known.items():
+            if (value := invalid(parameter.annotation)) is not None:
+                with pytest.raises(SettingsError, match=f"{component}.{name}="):
+                    check_component({**node, name: value}, component)
