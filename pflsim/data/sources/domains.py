@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ def load(
     Args:
         sources: the data sets, such as [mnist, usps, svhn], files FILE.npz, dotted names, or names with settings:
             [{emnist: {split: digits}}, {image_folder: {root: photos}}]. Classes of equal names are one class; those
-            without names go by number.
+            without names go by number, which a name of digits is beside them.
         clients: number of clients, spread evenly over the domains; or a list with the number of each domain.
         root: folder of data sets, for sources that do not set it.
         download: download missing files with torchvision.
@@ -85,11 +86,14 @@ def load(
 def _joined_classes(parts: list[Dataset]) -> tuple[list[Any], list[np.ndarray], list[str]]:
     """Return the classes of all sources in sorted order, the numbers of each source's targets, and a warning.
 
-    Classes are equal if their names are. Those of a source with numbers get the names of the others, in sorted order.
+    Classes are equal if their names are. Beside a source with numbers, names that are all whole numbers are numbers;
+    otherwise its classes get the names of the others, in sorted order.
     """
-    own = [part.values or range(part.num_classes) for part in parts]
+    own: list[Sequence[Any]] = [part.values or range(part.num_classes) for part in parts]
     named = [values for values in own if all(isinstance(value, str) for value in values)]
-    if named and len(named) < len(own):
+    if named and len(named) < len(own) and all(name.isdecimal() for values in named for name in values):
+        own = [[*map(int, values)] for values in own]
+    elif named and len(named) < len(own):
         if len({*map(len, own)}) > 1 or len({*map(tuple, named)}) > 1:
             said = ", ".join(f"{part.name} has {len(values)}" for part, values in zip(parts, own, strict=True))
             raise SettingsError(f"data.sources: classes with and without names need equal numbers of classes: {said}")

@@ -61,7 +61,9 @@ def load(
         xs = [inputs(f"{path}: {x}", np.asarray(archive[x]), layout) for x, _ in names]
         ys, values = [np.asarray(archive[y]) for _, y in names], None
     if num_classes is None and (ys[0].size > len(ys[0]) or ys[0].dtype.kind == "f"):
-        y, num_classes, values = found_targets(path, np.concatenate(ys))
+        with reading(f"data.path={path}", "targets of the same form in all parts"):
+            y = np.concatenate(ys)
+        y, num_classes, values = found_targets(path, y)
         ys = np.split(y, np.cumsum([*map(len, ys)])[:-1])
     dataset = joined(Path(path).stem, list(zip(xs, ys, strict=True)), num_classes)
     dataset = replace(dataset, train_size=len(dataset.y) - len(xs[-1]))

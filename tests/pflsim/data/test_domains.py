@@ -104,11 +104,12 @@ def source(folder: str, values: list[int], names: str | None) -> dict[str, Any] 
         (("cafe\u0301 tea", [1, 2]), ("caf\u00e9 tea", [1, 2]), ["caf\u00e9", "tea"], []),
         ((None, [1, 2]), (None, [1, 2, 3]), None, ["one lacks 2"]),
         ((None, [1, 2]), ("cat dog", [1, 2]), ["cat", "dog"], []),
+        ((None, [1, 2, 3]), ("0 10 2", [1, 4, 3]), [0, 1, 2, 10], ["one lacks 10", "two lacks 1"]),
     ],
     ids=str,
 )
 def test_classes_of_folders_are_joined_by_name(
-    one: Any, two: Any, levels: list[str] | None, lacking: list[str]
+    one: Any, two: Any, levels: list[Any] | None, lacking: list[str]
 ) -> None:
     """In every source, the grey level is ten times the number of the class, from 1."""
     sources = [source(name, level, names) for name, (names, level) in (("one", one), ("two", two))]
