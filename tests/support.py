@@ -115,7 +115,7 @@ class World:
         return replace(self, settings=Settings(on_client_error=rule))
 
 
-def in_this_process(runs: Iterable[Settings], parallel: int) -> Iterator[tuple[int, str]]:
+def in_this_process(runs: Iterable[Settings], parallel: int, table: object = None) -> Iterator[tuple[int, str]]:
     """In the place of `side_by_side`: the imports of other processes take longer than small runs."""
     yield from ((number, finish(run)) for number, run in enumerate(runs))
 

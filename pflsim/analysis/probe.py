@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from pflsim.data.federated import Partition, shard
 from pflsim.records.evaluation import grouped
 from pflsim.terminal.identity import identity
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 FINETUNED = "fedavg+fine-tuning"
 """FedAvg's model after a round of local training by each client, which FedAvg's runs evaluate as personal model."""
 APPROACHES = {"local": "alone", "fedavg": "together", FINETUNED: "personal", "ditto": "personal", "ifca": "in groups"}
@@ -33,6 +36,10 @@ NEXT = {
     "personal": ("ditto,fedrep,apfl,pfedme", "that combine a common model with own ones in other ways"),
 }
 """Methods to try if an approach is ahead, and what they do. The simplest approach comes first."""
+PERSONAL = ("personal", "in groups")
+LEVELS = ("not clear", "on these clients only", "clear")
+EVALUATIONS = 8
+"""The least number of evaluations by which `rising` decides."""
 SHARE = "share of the variance that lies between clients; 0: equal means, 1: all of it"
 DISTANCE = "mean total variation distance to the shares of all clients; 0: equal shares, 1: none in common"
 COSINE = "mean cosine between two clients' updates in round 1; 1: the same, 0: unrelated, below 0: opposed"
@@ -58,34 +65,116 @@ def shown(group: Group) -> str:
     return f"{identity(group.method).display} ({APPROACHES[group.method]})"
 
 
-@dataclass(frozen=True, slots=True)
+def until(run: Run, rounds: int) -> Run:
+    """Return a run as it was after a round."""
+    history = tuple(line for line in run.history if line.round <= rounds)
+    return replace(run, config={**run.config, "rounds": rounds}, history=history)
+
+
+def chosen_trials(found: Mapping[str, Run]) -> dict[str, str]:
+    """Return the name of the trial with the best validation results, of each method that has one."""
+    tried = {
+        m: {n: validation(reporting(m, r)) for n, r in found.items() if m.startswith(r.method)} for m in APPROACHES
+    }
+    return {method: max(own, key=own.__getitem__) for method, own in tried.items() if own}
+
+
+def risen(group: Group) -> tuple[float, float]:
+    """Return how much better the best validation value is than that after three quarters of the rounds, and its error.
+
+    The error is the standard error of the mean over pairs (client, seed).
+    """
+    from pandas import concat
+
+    gains, sign = list[Any](), 1 if group.runs[0].higher else -1
+    for run in group.runs:
+        chosen = [until(run, at).at("best_val") for at in (run.done, run.done * 3 // 4)]
+        now, before = (
+            run.counts(line.round, run.reported._replace(split="val"))[run.primary] for line in chosen if line
+        )
+        gains.append((sign * (now - before)).dropna())
+    every = concat(gains)
+    return float(every.mean()), float(every.sem()) if len(every) > 1 else 0.0
+
+
+def rising(groups: Sequence[Group], tolerance: float) -> list[tuple[Group, float]]:
+    """Return the methods that still rise, and by how much in the last quarter of the rounds, the steepest first.
+
+    A method rises if this exceeds two standard errors and half of its distance on validation data to the next better
+    approach (of the best one, to the second), or half of the tolerance if this is more.
+    """
+    values, found = (
+        {g.label: np.mean([validation(run)[0] for run in g.runs]) for g in groups},
+        list[tuple[Group, float]](),
+    )
+    for group in groups:
+        others = [values[g.label] for g in groups if APPROACHES[g.method] != APPROACHES[group.method]]
+        ahead = [other - values[group.label] for other in others if other > values[group.label]]
+        gap = min(ahead, default=values[group.label] - max(others))
+        gain, error = risen(group)
+        if gain > max(2 * error, gap / 2, tolerance / 2):
+            found.append((group, gain))
+    return sorted(found, key=lambda each: -each[1])
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Answer:
-    """Which approaches are ahead.
+    """Which approach is best, how certain this is, and what decides.
 
     Args:
         whole: the methods of `APPROACHES` compared with Local.
         between: the methods of the approaches compared with the one that has the best test mean, best first. That of
             two personal ones is chosen on validation data.
+        tolerance: values that differ by less are equal in practice: 0.5 points, or 1% of a metric that is no accuracy.
+        rises: see `rising`; if there are any, nothing is advised.
+        notes: further sentences.
+        page: the HTML page.
     """
 
     whole: Comparison
     between: Comparison
+    tolerance: float
+    rises: Sequence[tuple[Group, float]]
+    notes: Sequence[str] = ()
+    page: Path | None = None
 
     @classmethod
     def of(cls, runs: Iterable[Run]) -> Answer:
-        """Compare the runs of all methods, the same seeds of each."""
+        """Compare the runs of all methods, the same seeds and rounds of each."""
         whole, chosen = compare(group_runs(runs)), dict[str, Group]()
         for group in sorted(whole.groups, key=lambda own: tuple(np.mean([*map(validation, own.runs)], axis=0))):
             chosen[APPROACHES[group.method]] = group
-        order = [row.group for row in best_first(whole.rows) if chosen[APPROACHES[row.group.method]] is row.group]
-        return cls(whole, compare(order, whole.choice, reference=order[0].label))
+        rows = best_first(whole.rows)
+        order = [row.group for row in rows if chosen[APPROACHES[row.group.method]] is row.group]
+        points = scale_of(whole.primary)[0] == 100
+        tolerance = 0.005 if points else 0.01 * abs(rows[0].figures["mean"].mean)
+        between = compare(order, whole.choice, reference=order[0].label)
+        return cls(whole, between, tolerance, rising(whole.groups, tolerance))
+
+    @property
+    def best(self) -> str:
+        """The approach with the best test mean; the simplest of those that equal it within the tolerance."""
+        return next(name for name in NEXT if name in self.ahead)
 
     @property
     def ahead(self) -> list[str]:
-        """The approach with the best mean, and those that are not clearly behind it; not alone if a method beats it."""
-        others = [APPROACHES[d.group.method] for d in self.between.differences if d.level != "clear"]
-        beaten = ["alone"] * bool(self.beyond_alone)
-        return [APPROACHES[self.between.reference.method], *(name for name in others if name not in beaten)]
+        """The approach with the best test mean, and those that are within the tolerance and not clearly behind."""
+        first, found = APPROACHES[self.between.reference.method], self.between.differences
+        near = [d for d in found if abs(d.mean or 0.0) <= self.tolerance and d.level != "clear"]
+        return [first, *(APPROACHES[d.group.method] for d in near)]
+
+    @property
+    def level(self) -> str:
+        """The evidence that the best are ahead of all others."""
+        others = [d for d in self.between.differences if APPROACHES[d.group.method] not in self.ahead]
+        return min((d.level for d in others), key=LEVELS.index, default="clear")
+
+    @property
+    def undecided(self) -> list[str]:
+        """The approaches that are not clearly behind, and whose interval reaches beyond twice the tolerance."""
+        found = [d for d in self.between.differences if d.level != "clear"]
+        wide = [d for d in found if max(map(abs, self.ends(d))) > 2 * self.tolerance]
+        return [APPROACHES[d.group.method] for d in wide]
 
     @property
     def beyond_alone(self) -> list[str]:
@@ -100,16 +189,18 @@ class Answer:
 
     @property
     def pays(self) -> str:
-        """Whether personal models, or one for each group, are ahead of one model and of training alone."""
-        personal = {name in ("personal", "in groups") for name in self.ahead}
-        return "No clear gain" if len(personal) > 1 else f"Yes, {listed(self.ahead)}" if True in personal else "No"
+        """Whether personal models, or one for each group, are better than one model and than training alone."""
+        if self.rises:
+            return "Not yet known"
+        contested = {self.best, *self.ahead[:1], *self.undecided} if self.undecided else {self.best}
+        sure, yes = len({name in PERSONAL for name in contested}) == 1, self.best in PERSONAL
+        return f"{('Yes' if yes else 'No') if sure else 'Perhaps' if yes else 'Perhaps not'}: {self.best}"
 
     @property
     def sentences(self) -> list[str]:
-        """What the differences show, and for how many clients each method is worse than training alone."""
-        (first, *others), seeds, each = self.ahead, len(self.whole.groups[0].runs), self.whole.families[0]
-        behind = f", but {listed(others)} {'is' if len(others) == 1 else 'are'} not clearly behind" if others else ""
-        said = [f"Ahead: {first}{behind}."] + ["With one seed, no difference is clear."] * (seeds == 1)
+        """What is best or still rises, what decides, and what the differences show, also against training alone."""
+        seeds, each = len(self.whole.groups[0].runs), self.whole.families[0]
+        said = [self.verdict, *["With one seed, no difference is clear."] * (seeds == 1)]
         for d in self.between.differences:
             ahead = f"is ahead of {shown(d.group)} by {self.gap(d)}: {d.level}"
             said.append(f"{shown(self.between.reference)} {ahead if d.mean else f'equals {shown(d.group)}'}.")
@@ -120,23 +211,58 @@ class Answer:
             said.append(f"Clearly better than training alone: {listed(self.beyond_alone)}.")
         worse = [f"{shown(d.group)} for {d.worse}" for d in sorted(each.differences, key=lambda d: -d.worse)]
         clients, which = max(d.pairs for d in each.differences), " of all seeds" * (not each.same_clients and seeds > 1)
-        return [*said, f"Worse than training alone: {listed(worse)} of {clients} clients{which}."]
+        return [*said, f"Worse than training alone: {listed(worse)} of {clients} clients{which}.", *self.notes]
+
+    @property
+    def verdict(self) -> str:
+        """What is best and what decides, or what still rises."""
+        (scale, digits, unit), run = scale_of(self.whole.primary), self.whole.runs[0]
+        if self.rises:
+            group, gain = self.rises[0]
+            by = f"{signed(scale * gain, digits)}{unit} in the last {run.done - run.done * 3 // 4} rounds"
+            return f"Not yet: {shown(group)} still rises, {by}; rounds={2 * run.done}."
+        within = signed(scale * self.tolerance, digits).removeprefix("+") + unit
+        equal = f"{listed(self.ahead)}, equal within {within}; {self.best} is the simplest"
+        seeds = f"three more seeds, --seeds {len(self.between.reference.runs) + 3} ({listed(self.undecided)})"
+        decides = seeds if self.undecided else f"nothing: {'equal' if len(self.ahead) > 1 else self.level}"
+        return f"Best: {equal if len(self.ahead) > 1 else f'{self.best} ({self.level})'}. What decides: {decides}."
+
+    def ends(self, d: Difference) -> Sequence[float]:
+        """Return the ends of a difference's interval over seeds, or over pairs with one seed."""
+        return [end for end in d.over_seeds if end is not None] or [d.low or 0.0, d.high or 0.0]
 
     def gap(self, d: Difference) -> str:
-        """Return how far the first approach is ahead, with the interval over seeds, or over pairs with one seed."""
+        """Return how far the first approach is ahead, with the interval."""
         scale, digits, unit = scale_of(self.whole.primary)
-        ends = d.over_seeds if len(d.by_seed) > 1 else (d.low, d.high)
-        gaps = [(-scale if self.whole.higher else scale) * (end or 0.0) for end in (d.mean, *ends)]
+        gaps = [(-scale if self.whole.higher else scale) * end for end in (d.mean or 0.0, *self.ends(d))]
         mean, low, high = (signed(gap, digits).removeprefix("+") for gap in (gaps[0], min(gaps), max(gaps)))
         return f"{mean}{unit} (95% interval {low} to {high})"
 
     def next(self) -> tuple[str, list[str]]:
-        """Return what to try, and the methods: those of the simplest approach that nothing is clearly ahead of."""
-        several = len(self.ahead) > 1 and len(self.whole.groups[0].runs) > 1
-        first = next(name for name in NEXT if name in self.ahead[: None if several else 1])
-        methods, what = NEXT[first]
-        start = f"The simplest of these is {first}: start with it. " * several
-        return f"{start}Compare it with methods {what}:", methods.split(",")
+        """Return what to try, and the methods; none while an approach rises."""
+        if self.rises:
+            return "Continue it with more rounds:", []
+        methods, what = NEXT[self.best]
+        return f"Compare it with methods {what}:", methods.split(",")
+
+    @property
+    def frame(self) -> DataFrame:
+        """A row per method, best first: its test mean, its difference to the best approach, and whether it rises."""
+        from pandas import DataFrame
+
+        rises = {group.label: gain for group, gain in self.rises}
+        found = {d.group.label: d for d in self.between.differences}
+        rows = []
+        for row in best_first(self.whole.rows):
+            label, method, d = row.group.label, row.group.method, found.get(row.group.label)
+            own = {"method": method, "approach": APPROACHES[method], self.whole.primary: row.figures["mean"].mean}
+            own |= dict(zip(("difference", "low", "high"), (d.mean, *self.ends(d)), strict=True)) if d else {}
+            rows.append(own | {"level": d.level if d else "", "rises": rises.get(label, 0.0)})
+        return DataFrame(rows)
+
+    def __repr__(self) -> str:
+        """Return the answer as `pflsim probe` prints it."""
+        return "\n".join([f"Does personalisation pay? {self.pays}.", *self.sentences])
 
 
 def unlikeness(dataset: Dataset, partition: Partition, trace: Path) -> list[tuple[str, float, str]]:

@@ -218,7 +218,10 @@ def finish(settings: Settings, status: Path | None = None) -> str:
                 shutil.rmtree(folder)
     watching.set(partial(write_status, status) if status else None)
     try:
-        resume_run(str(folder), [], [], own_process=True) if started else run_alone(settings, status)
+        if started:
+            resume_run(str(folder), [f"rounds={settings.rounds}"], config_folders([]), own_process=True)
+        else:
+            run_alone(settings, status)
     except Stopped:
         raise
     except (SettingsError, RunError) as error:
