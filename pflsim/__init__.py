@@ -12,6 +12,7 @@ Example:
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -20,14 +21,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import nn
 
+    from pflsim.analysis.probe import Answer
     from pflsim.analysis.runs import Run, Runs
     from pflsim.analysis.tables import Comparisons
     from pflsim.data.federated import Partition
     from pflsim.data.sources.table import Table as Table
 
 __all__ = [
-    "Table", "compare", "export", "figures", "load", "load_model", "partition", "report", "resume", "run", "sweep",
-    "tune",
+    "Table", "compare", "export", "figures", "load", "load_model", "partition", "probe", "report", "resume", "run",
+    "sweep", "tune",
 ]  # fmt: skip
 
 
@@ -156,6 +158,38 @@ def tune(
 
     options = {"trials": trials, "seeds": seeds, "rounds": rounds, "config_dir": [*map(str, config_dirs)]}
     return load(run_study(Path(into), {"settings": _texts(settings, overrides, sweep=True), **options}))
+
+
+def probe(
+    into: str | Path = "probe",
+    *,
+    seeds: int = 3,
+    minutes: float = math.inf,
+    overrides: Sequence[str] = (),
+    config_dirs: Sequence[str | Path] = (),
+    **settings: Any,
+) -> Answer:
+    """Find out whether clients should train alone, together, in groups or with personal models.
+
+    Args:
+        into: folder of the runs and the page; the same call continues a probe that was stopped.
+        seeds: runs of the chosen values of each method.
+        minutes: use fewer rounds, to end within this time.
+        overrides: see `run`.
+        config_dirs: see `run`.
+        settings: see `run`, without `method`. Runs are in processes of their own, so objects must be importable.
+
+    Returns:
+        The answer: printed, it is the text; `frame` has a row per method, and `page` is the HTML page.
+
+    Raises:
+        SettingsError: a setting is wrong, or the folder has another probe.
+        RunError: all trials of a method failed, or a run with another seed did.
+    """
+    from pflsim.commands.probe import run_probe
+
+    options = {"seeds": seeds, "minutes": minutes, "config_dir": [*map(str, config_dirs)]}
+    return run_probe(Path(into), {"settings": _texts(settings, overrides), **options})
 
 
 def partition(

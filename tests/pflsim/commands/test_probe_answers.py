@@ -1,0 +1,119 @@
+"""`pflsim probe` on ten settings whose right answers are known from long runs.
+
+The command `python tests/pflsim/commands/test_probe_answers.py` (an hour) does the long runs and prints `RIGHT`: of each
+method the best of six learning rates by validation, 400 rounds, six seeds. Approaches whose mean is within 1 point of
+accuracy, or 1% of the RMSE, of the best one are right.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+from support import in_this_process
+
+from pflsim.analysis.probe import APPROACHES, Answer, reporting, validation
+from pflsim.analysis.runs import Run, read_run
+from pflsim.commands import probe
+from pflsim.commands.probe import OPTIONS, Probe
+from pflsim.config.compose import CONFIGS
+
+SMALL = "split=merged model=linear local_steps=10 eval.every=2 progress=none"
+DIGITS = f"data=digits clients=8 {SMALL} lr=0.2"
+RATES = (0.2, 1, 5)
+WORDS = {
+    "one population": f"{DIGITS} partition=iid",
+    "two rotations": f"{DIGITS} partition=iid shift=rotation shift.groups=2",
+    "four permutations": f"{DIGITS} partition=iid shift=permuted_labels shift.groups=4",
+    "label skew": f"{DIGITS} partition=classes_per_client partition.classes=2",
+    "Dirichlet": f"{DIGITS} partition=dirichlet partition.alpha=0.3",
+    "small client variance": "",
+    "large client variance": "",
+    "logistic": "",
+    "feature shift": "",
+    "one outlying client": "",
+}
+"""The settings of each; those without are a table."""
+RIGHT: dict[str, set[str]] = {}
+
+
+def words_of(name: str, folder: Path) -> list[str]:
+    """Return the settings of one of `WORDS`, after writing its table."""
+    if WORDS[name]:
+        return WORDS[name].split()
+    rng, lines = np.random.default_rng(1), ["client,a,b,c,y"]
+    for client in range(10):
+        x, own, n = rng.normal(size=(48, 3)), rng.normal(size=4), rng.normal(size=48)
+        score = x @ [1.0, 0.6, -0.4]
+        if name in ("small client variance", "large client variance"):
+            size = 0.05 if name.startswith("small") else 0.8
+            y = score + size * (own[3] + x @ own[:3]) + 0.8 * n
+        elif name == "logistic":
+            y = np.int64(score + 1.5 * own[3] + 0.7 * x @ own[:3] + rng.logistic(0, 1, 48) > 0)
+        elif name == "feature shift":
+            y, x = np.int64(3 * score + n > 0), x + 2 * own[:3]
+        else:
+            y = np.int64((-1 if client == 7 else 1) * 3 * score + n > 0)
+        lines += [f"c{client:02},{','.join(f'{v:.3f}' for v in row)},{t:.3f}" for row, t in zip(x, y, strict=True)]
+    if "variance" not in name:
+        lines = [line.removesuffix(".000") for line in lines]
+    (folder / "table.csv").write_text("\n".join(lines))
+    return f"data=table data.path={folder}/table.csv data.label=y data.client=client {SMALL} lr=0.05".split()
+
+
+def long_runs(name: str, folder: Path, rounds: int = 240, seeds: int = 5) -> tuple[dict[str, float], set[str]]:
+    """Return the mean test result of each method, and the approaches that are right."""
+    asked, found = Probe(folder, [*words_of(name, folder), "checkpoint.minutes=0"], [CONFIGS]), dict[str, list[Run]]()
+    first = asked.settings("first", "")
+    for method, own in OPTIONS.items():
+        tried = [f"method={method} {option} lr={first.lr * rate:.3g}" for option in own for rate in RATES]
+        texts = {f"{method}-{n}": f"{text} rounds={rounds // 2} eval.every=8" for n, text in enumerate(tried)}
+        trials = ran(asked, texts)
+        for kind in (m for m in APPROACHES if m.startswith(method)):
+            best = max(trials, key=lambda n: validation(reporting(kind, trials[n])))
+            again = {f"{kind}-s{s}": f"{texts[best]} seed={s} rounds={rounds}" for s in range(seeds)}
+            found[kind] = [reporting(kind, run) for run in ran(asked, again).values()]
+            print(f"{name}: {kind}, {texts[best]}", flush=True)
+    better = 1 if found["local"][0].higher else -1
+    means = {
+        m: float(np.mean([run.at("best_val").evaluations[run.reported].mean for run in own]))
+        for m, own in found.items()
+    }
+    best = max(means.values(), key=lambda mean: better * mean)
+    near = 0.01 if found["local"][0].primary == "accuracy" else 0.01 * abs(best)
+    return means, {APPROACHES[m] for m, mean in means.items() if abs(mean - best) <= near}
+
+
+def ran(asked: Probe, texts: dict[str, str]) -> dict[str, Run]:
+    """Run settings in this process and return the runs that did not fail."""
+    runs = [asked.settings(name, text) for name, text in texts.items()]
+    done = [[*texts][number] for number, failed in in_this_process(runs, 1) if not failed]
+    return {name: read_run(asked.folder / name) for name in done}
+
+
+def without_pictures(patch: pytest.MonkeyPatch) -> None:
+    """They take half of the time of a small run."""
+    patch.setattr("pflsim.data.record.partition_figure", lambda *counts: Mock())
+    patch.setattr("pflsim.records.tensorboard.TensorBoard._draw", lambda *figure: None)
+
+
+def probed(name: str, folder: Path) -> Answer:
+    """Return the answer of a probe in this process."""
+    options = {"settings": [*words_of(name, folder), "rounds=20"], "seeds": 3, "minutes": 60.0, "config_dir": []}
+    with pytest.MonkeyPatch.context() as patch:
+        without_pictures(patch)
+        patch.setattr(probe, "side_by_side", in_this_process)
+        patch.setattr(probe, "FACTORS", (0.5, 2, 1))
+        return probe.run_probe(folder / "probe", options)
+
+
+if __name__ == "__main__":
+    for setting in sys.argv[1:] or WORDS:
+        with TemporaryDirectory() as path, pytest.MonkeyPatch.context() as patch:
+            without_pictures(patch)
+            means, right = long_runs(setting, Path(path))
+            print(setting, {name: round(mean, 4) for name, mean in means.items()}, sorted(right), flush=True)
