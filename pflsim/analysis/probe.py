@@ -21,6 +21,7 @@ from pflsim.config.names import listed
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition, shard
 from pflsim.records.evaluation import grouped
+from pflsim.records.history import validation_scores
 from pflsim.terminal.identity import identity
 
 if TYPE_CHECKING:
@@ -80,41 +81,33 @@ def chosen_trials(found: Mapping[str, Run]) -> dict[str, str]:
 
 
 def risen(group: Group) -> tuple[float, float]:
-    """Return how much better the best validation value is than that after three quarters of the rounds, and its error.
+    """Return how much better the best validation value is than that of three quarters of the rounds, and its error.
 
     The error is the standard error of the mean over pairs (client, seed).
     """
-    from pandas import concat
-
-    gains, sign = list[Any](), 1 if group.runs[0].higher else -1
+    gains = list[np.ndarray]()
     for run in group.runs:
-        chosen = [until(run, at).at("best_val") for at in (run.done, run.done * 3 // 4)]
-        now, before = (
-            run.counts(line.round, run.reported._replace(split="val"))[run.primary] for line in chosen if line
-        )
-        gains.append((sign * (now - before)).dropna())
-    every = concat(gains)
-    return float(every.mean()), float(every.sem()) if len(every) > 1 else 0.0
+        scores, scope = validation_scores(run.history, run.reported), run.reported._replace(split="val")
+        chosen = [max((r for r in scores if r <= at), key=scores.__getitem__) for at in (run.done, run.done * 3 // 4)]
+        now, before = (run.counts(each, scope)[run.primary] for each in chosen)
+        gains.append((now - before).dropna().to_numpy() * (1 if run.higher else -1))
+    every = np.concatenate(gains)
+    return float(every.mean()), float(every.std(ddof=1) / np.sqrt(len(every)))
 
 
-def rising(groups: Sequence[Group], tolerance: float) -> list[tuple[Group, float]]:
+def rising(groups: Sequence[Group], tolerance: float) -> list[tuple[float, Group]]:
     """Return the methods that still rise, and by how much in the last quarter of the rounds, the steepest first.
 
     A method rises if this exceeds two standard errors and half of its distance on validation data to the next better
     approach (of the best one, to the second), or half of the tolerance if this is more.
     """
-    values, found = (
-        {g.label: np.mean([validation(run)[0] for run in g.runs]) for g in groups},
-        list[tuple[Group, float]](),
-    )
-    for group in groups:
-        others = [values[g.label] for g in groups if APPROACHES[g.method] != APPROACHES[group.method]]
-        ahead = [other - values[group.label] for other in others if other > values[group.label]]
-        gap = min(ahead, default=values[group.label] - max(others))
+    values, found = [np.mean([validation(run)[0] for run in group.runs]) for group in groups], []
+    for group, own in zip(groups, values, strict=True):
+        others = [v for v, g in zip(values, groups, strict=True) if APPROACHES[g.method] != APPROACHES[group.method]]
+        gap = min((other - own for other in others if other > own), default=own - max(others))
         gain, error = risen(group)
-        if gain > max(2 * error, gap / 2, tolerance / 2):
-            found.append((group, gain))
-    return sorted(found, key=lambda each: -each[1])
+        found += [(gain, group)] if gain > max(2 * error, gap / 2, tolerance / 2) else []
+    return sorted(found, key=lambda each: -each[0])
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -134,7 +127,7 @@ class Answer:
     whole: Comparison
     between: Comparison
     tolerance: float
-    rises: Sequence[tuple[Group, float]]
+    rises: Sequence[tuple[float, Group]]
     notes: Sequence[str] = ()
     page: Path | None = None
 
@@ -152,29 +145,25 @@ class Answer:
         return cls(whole, between, tolerance, rising(whole.groups, tolerance))
 
     @property
+    def ahead(self) -> list[str]:
+        """The approach with the best test mean, and those that are within the tolerance and not clearly behind."""
+        found = [d for d in self.between.differences if abs(d.mean or 0.0) <= self.tolerance and d.level != "clear"]
+        return [APPROACHES[group.method] for group in (self.between.reference, *(d.group for d in found))]
+
+    @property
     def best(self) -> str:
-        """The approach with the best test mean; the simplest of those that equal it within the tolerance."""
+        """The simplest of these."""
         return next(name for name in NEXT if name in self.ahead)
 
     @property
-    def ahead(self) -> list[str]:
-        """The approach with the best test mean, and those that are within the tolerance and not clearly behind."""
-        first, found = APPROACHES[self.between.reference.method], self.between.differences
-        near = [d for d in found if abs(d.mean or 0.0) <= self.tolerance and d.level != "clear"]
-        return [first, *(APPROACHES[d.group.method] for d in near)]
-
-    @property
-    def level(self) -> str:
-        """The evidence that the best are ahead of all others."""
-        others = [d for d in self.between.differences if APPROACHES[d.group.method] not in self.ahead]
-        return min((d.level for d in others), key=LEVELS.index, default="clear")
-
-    @property
     def undecided(self) -> list[str]:
-        """The approaches that are not clearly behind, and whose interval reaches beyond twice the tolerance."""
-        found = [d for d in self.between.differences if d.level != "clear"]
-        wide = [d for d in found if max(map(abs, self.ends(d))) > 2 * self.tolerance]
-        return [APPROACHES[d.group.method] for d in wide]
+        """The first approach and those not clearly behind whose interval reaches beyond twice the tolerance, if any."""
+        found = [
+            d.group
+            for d in self.between.differences
+            if d.level != "clear" and max(map(abs, self.ends(d))) > 2 * self.tolerance
+        ]
+        return [APPROACHES[group.method] for group in ([self.between.reference, *found] if found else ())]
 
     @property
     def beyond_alone(self) -> list[str]:
@@ -192,8 +181,7 @@ class Answer:
         """Whether personal models, or one for each group, are better than one model and than training alone."""
         if self.rises:
             return "Not yet known"
-        contested = {self.best, *self.ahead[:1], *self.undecided} if self.undecided else {self.best}
-        sure, yes = len({name in PERSONAL for name in contested}) == 1, self.best in PERSONAL
+        yes, sure = self.best in PERSONAL, len({name in PERSONAL for name in (self.best, *self.undecided)}) == 1
         return f"{('Yes' if yes else 'No') if sure else 'Perhaps' if yes else 'Perhaps not'}: {self.best}"
 
     @property
@@ -215,17 +203,19 @@ class Answer:
 
     @property
     def verdict(self) -> str:
-        """What is best and what decides, or what still rises."""
-        (scale, digits, unit), run = scale_of(self.whole.primary), self.whole.runs[0]
-        if self.rises:
-            group, gain = self.rises[0]
+        """What is best, how certain this is, and what decides, or what still rises."""
+        (scale, digits, unit), run, found = scale_of(self.whole.primary), self.whole.runs[0], self.between.differences
+        for gain, group in self.rises[:1]:
             by = f"{signed(scale * gain, digits)}{unit} in the last {run.done - run.done * 3 // 4} rounds"
             return f"Not yet: {shown(group)} still rises, {by}; rounds={2 * run.done}."
-        within = signed(scale * self.tolerance, digits).removeprefix("+") + unit
-        equal = f"{listed(self.ahead)}, equal within {within}; {self.best} is the simplest"
+        level = min(
+            (d.level for d in found if APPROACHES[d.group.method] not in self.ahead), key=LEVELS.index, default=""
+        )
+        within = f"{signed(scale * self.tolerance, digits).removeprefix('+')}{unit}"
+        equal = f"{listed(self.ahead)}, equal within {within}; the simplest is {self.best}"
+        best, certain = (equal, "equal") if len(self.ahead) > 1 else (f"{self.best} ({level})", level)
         seeds = f"three more seeds, --seeds {len(self.between.reference.runs) + 3} ({listed(self.undecided)})"
-        decides = seeds if self.undecided else f"nothing: {'equal' if len(self.ahead) > 1 else self.level}"
-        return f"Best: {equal if len(self.ahead) > 1 else f'{self.best} ({self.level})'}. What decides: {decides}."
+        return f"Best: {best}. What decides: {seeds if self.undecided else f'nothing: {certain}'}."
 
     def ends(self, d: Difference) -> Sequence[float]:
         """Return the ends of a difference's interval over seeds, or over pairs with one seed."""
@@ -247,18 +237,10 @@ class Answer:
 
     @property
     def frame(self) -> DataFrame:
-        """A row per method, best first: its test mean, its difference to the best approach, and whether it rises."""
-        from pandas import DataFrame
+        """The rows of `pflsim.compare(...).records()` for the methods of the approaches."""
+        from pflsim.analysis.tables import Comparisons
 
-        rises = {group.label: gain for group, gain in self.rises}
-        found = {d.group.label: d for d in self.between.differences}
-        rows = []
-        for row in best_first(self.whole.rows):
-            label, method, d = row.group.label, row.group.method, found.get(row.group.label)
-            own = {"method": method, "approach": APPROACHES[method], self.whole.primary: row.figures["mean"].mean}
-            own |= dict(zip(("difference", "low", "high"), (d.mean, *self.ends(d)), strict=True)) if d else {}
-            rows.append(own | {"level": d.level if d else "", "rises": rises.get(label, 0.0)})
-        return DataFrame(rows)
+        return Comparisons([self.between]).records()
 
     def __repr__(self) -> str:
         """Return the answer as `pflsim probe` prints it."""

@@ -180,7 +180,6 @@ class Probe:
         took, each = time.monotonic() - began, first.history[-1].total_seconds
         share = (runs + twice) / parallel_runs([asked] * runs)
         rounds, needed = rounds_within(minutes, took, each, share, asked.rounds)
-        about = f"about {needed:.1f} minutes" if rounds == asked.rounds else f"in place of {asked.rounds}: --minutes"
         plan = {"settings": self.lasting(), "asked": asked.rounds, "rounds": rounds} | earlier
         if plan["rounds"] < EVALUATIONS:
             shutil.rmtree(self.folder / "first")
@@ -188,8 +187,9 @@ class Probe:
             raise SettingsError(f"--minutes {minutes:g} is too short: {few}")
         write_atomically(self.folder / PLAN, json.dumps(plan))
         rounds, self.every = plan["rounds"], min(asked.eval.every, plan["rounds"] // EVALUATIONS)
+        fewer = f" in place of {asked.rounds}: --minutes" * (rounds < plan["asked"])
         after = rounds if asked.rounds == plan["asked"] else max(rounds, asked.rounds)
-        return rounds, after, f"Up to {runs} runs, rounds={rounds}{f', {about}' * (not earlier)}"
+        return rounds, after, f"Up to {runs} runs, rounds={rounds}{fewer}"
 
     def trials(self, lr: float, rounds: int, later: int) -> tuple[dict[str, str], dict[str, str], list[str]]:
         """Run the trials of all methods, and more beyond the lowest and highest learning rate if it is chosen.
@@ -242,18 +242,6 @@ class Probe:
             raise self.stopped or RunError(f"failed: {', '.join(sorted(texts.keys() - runs.keys()))}")
         return found
 
-    def next(self, answer: Answer, options: Mapping[str, Any]) -> tuple[str, str, str]:
-        """Return the advice, the command to run next, and that of this probe."""
-        advice, methods = answer.next()
-        folders = [f"--config-dir={each}" for each in options["config_dir"]]
-        own, again = [f"--seeds={options['seeds']}", "--into", str(self.folder)], f"{program()} probe "
-        repeat = again + shlex.join([*self.words, *folders, *own])
-        if not methods:
-            rounds = f"rounds={2 * answer.whole.runs[0].done}"
-            return advice, again + shlex.join([*self.lasting(), rounds, *folders, *own]), repeat
-        names = f"method={','.join(filter(self.fits, methods))}"
-        return advice, f"{program()} tune {shlex.join([names, *self.words, *folders, '--into', 'tuned'])}", repeat
-
     def fits(self, method: str) -> bool:
         """Return whether a method can run on the data with the model."""
         try:
@@ -293,7 +281,11 @@ def run_probe(folder: Path, options: Mapping[str, Any]) -> Answer:
         notes.append("Clients are given and the model is linear: compare the answer with a mixed-effects model too.")
     answer = replace(answer, notes=notes, page=folder / "probe.html")
     unlike = unlikeness(dataset, partition, folder / "first" / "trace" / "round_0001")
-    advice, command, again = probe.next(answer, options)
+    (advice, methods), where = answer.next(), [f"--config-dir={each}" for each in options["config_dir"]]
+    probed, longer = [*where, f"--seeds={seeds}", "--into", str(folder)], f"rounds={2 * answer.whole.runs[0].done}"
+    words = ["tune", f"method={','.join(filter(probe.fits, methods))}", *probe.words, *where, "--into", "tuned"]
+    words = words if methods else ["probe", *probe.lasting(), longer, *probed]
+    command, again = (f"{program()} {shlex.join(each)}" for each in (words, ["probe", *probe.words, *probed]))
     content = {"advice": advice, "command": command, "again": again, "plan": plan, "trials": trials, "chosen": chosen}
     (folder / "probe.html").write_text(page(answer, unlike=unlike, **content), "utf-8")
     lines = [f"{what}: {value:.2f} ({scale})".replace("-", "−") for what, value, scale in unlike]
@@ -319,7 +311,7 @@ def beyond(tried: Trials, chosen: Mapping[str, str]) -> tuple[Trials, list[str]]
 
 
 def rounds_within(minutes: float, took: float, each: float, share: float, most: int) -> tuple[int, float]:
-    """Return how many rounds runs may have to end within some minutes, and the minutes of these, or of the fewest.
+    """Return how many rounds runs may have to end within some minutes, and how long the fewest take, in minutes.
 
     Args:
         minutes: of all runs, with the first.
@@ -329,5 +321,5 @@ def rounds_within(minutes: float, took: float, each: float, share: float, most: 
         most: the largest number of rounds.
     """
     start = max(0.0, took - 2 * each)
-    rounds = max(0, int(min(most, ((60 * minutes - took) / share - start) / each)))
-    return rounds, (took + share * (start + max(rounds, EVALUATIONS) * each)) / 60
+    rounds = ((60 * minutes - took) / share - start) / each
+    return max(0, int(min(most, rounds))), (took + share * (start + EVALUATIONS * each)) / 60

@@ -23,7 +23,7 @@ from pflsim.commands.probe import OPTIONS, Probe
 from pflsim.config.compose import CONFIGS
 
 SMALL = "split=merged model=linear local_steps=10 eval.every=2 progress=none"
-DIGITS = f"data=digits clients=8 {SMALL} lr=0.2"
+DIGITS = f"data=digits clients=8 {SMALL} lr=1"
 RATES = (0.2, 1, 5)
 WORDS = {
     "one population": f"{DIGITS} partition=iid",
