@@ -1,4 +1,4 @@
-"""`pflsim probe`: its time limit and its errors; with real runs, settings whose answer is known."""
+"""`pflsim probe`: its plan, its errors, and, with made-up runs, when they go on. test_probe_answers.py has real ones."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from made_runs import make_run
-from support import in_this_process
 
 from pflsim import cli
 from pflsim.analysis.probe import FINETUNED, Answer
@@ -181,52 +179,3 @@ def test_a_signal_keeps_what_is_finished(
     assert (tmp_path / "probe" / "probe.html").exists() == ("Not yet known" in said) == bool(seeds)
     assert ("With one seed" in said) == (seeds == 1)
     assert play(rises_until(24), "rounds=8").whole.runs[0].done == 32
-
-
-def schools(path: Path) -> str:
-    """Write sixty schools of 14 to 24 pupils with levels of their own (deviation 0.35); their slopes hardly differ.
-
-    With four weights, noise 0.8 and 13 training examples, training alone has an expected excess error of
-    4 · 0.64 / 13 = 0.2, one model for all 0.35² + 0.1² = 0.13, and the right shrinkage of each weight about 0.05.
-    """
-    rng, lines = np.random.default_rng(1), ["school,a,b,c,score"]
-    for school in range(60):
-        level, slopes, n = rng.normal(0, 0.35), np.array([0.5, 0.3, -0.2]), rng.integers(14, 25)
-        slopes[0] += rng.normal(0, 0.1)
-        x = rng.normal(size=(n, 3))
-        scores = level + x @ slopes + rng.normal(0, 0.8, n)
-        lines += [f"s{school:02},{','.join(f'{v:.3f}' for v in (*row, y))}" for row, y in zip(x, scores, strict=True)]
-    (path / "schools.csv").write_text("\n".join(lines))
-    table = f"data=table data.path={path / 'schools.csv'} data.label=score data.client=school"
-    return f"{table} model=linear lr=0.05 rounds=10 eval.every=2"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "ahead", "behind"),
-    [
-        ("partition=classes_per_client partition.classes=2 clients=5", "alone", "together"),
-        ("partition=iid", "together", "alone"),
-        ("partition=iid shift=rotation shift.groups=2", "in groups", "personal"),
-        ("schools", "personal", "alone"),
-        ("partition=iid shift=permuted_labels clients=8", "in groups", "together"),
-    ],
-    ids=["label skew", "IID", "rotations", "schools", "permuted labels"],
-)  # fmt: skip
-def test_settings_whose_answer_is_known(
-    words: str, ahead: str, behind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(probe, "side_by_side", in_this_process)
-    monkeypatch.setattr(probe, "FACTORS", (1, 2))  # the answers do not depend on the best learning rate
-    settings = schools(tmp_path) if words == "schools" else f"data=digits rounds=8 eval.every=2 {words}"
-    options = {"settings": [*settings.split(), "progress=none"], "seeds": 3, "minutes": 60.0, "config_dir": []}
-    found = probe.run_probe(tmp_path / "probe", options)
-    assert ahead in found.ahead and behind not in found.ahead, found.sentences
-    if words == "partition=iid":
-        first, lost = (tmp_path / "probe" / name for name in ("local-0", "ifca-1"))
-        written = (first / "metrics.jsonl").stat().st_mtime_ns
-        shutil.rmtree(lost)
-        assert probe.run_probe(tmp_path / "probe", options | {"minutes": 1e-3}).sentences == found.sentences
-        assert lost.exists() and (first / "metrics.jsonl").stat().st_mtime_ns == written
-        with pytest.raises(SettingsError, match="--into DIR"):
-            probe.run_probe(tmp_path / "probe", options | {"seeds": 2})
