@@ -208,14 +208,14 @@ class Answer:
         for gain, group in self.rises[:1]:
             by = f"{signed(scale * gain, digits)}{unit} in the last {run.done - run.done * 3 // 4} rounds"
             return f"Not yet: {shown(group)} still rises, {by}; rounds={2 * run.done}."
-        level = min(
-            (d.level for d in found if APPROACHES[d.group.method] not in self.ahead), key=LEVELS.index, default=""
-        )
+        levels = [d.level for d in found if APPROACHES[d.group.method] not in self.ahead]
+        level = min(levels, key=LEVELS.index, default="equal")
         within = f"{signed(scale * self.tolerance, digits).removeprefix('+')}{unit}"
         equal = f"{listed(self.ahead)}, equal within {within}; the simplest is {self.best}"
-        best, certain = (equal, "equal") if len(self.ahead) > 1 else (f"{self.best} ({level})", level)
+        best = equal if len(self.ahead) > 1 else f"{self.best} ({level})"
         seeds = f"three more seeds, --seeds {len(self.between.reference.runs) + 3} ({listed(self.undecided)})"
-        return f"Best: {best}. What decides: {seeds if self.undecided else f'nothing: {certain}'}."
+        nothing = f"nothing, {'clear' if len(self.ahead) == 1 and level == 'clear' else 'equal'}"
+        return f"Best: {best}. What decides: {seeds if self.undecided else nothing}."
 
     def ends(self, d: Difference) -> Sequence[float]:
         """Return the ends of a difference's interval over seeds, or over pairs with one seed."""

@@ -36,8 +36,8 @@ def answer(folder: Path, accuracy: Mapping[str, float | tuple[float, float]], be
 @pytest.mark.parametrize(
     ("better", "best", "ahead", "pays", "decides"),
     [
-        ({"local": 0.8}, "ditto", ["alone"], "No: alone", "nothing: clear"),
-        ({"ifca": 0.8}, "ditto", ["in groups"], "Yes: in groups", "nothing: clear"),
+        ({"local": 0.8}, "ditto", ["alone"], "No: alone", "nothing, clear"),
+        ({"ifca": 0.8}, "ditto", ["in groups"], "Yes: in groups", "nothing, clear"),
         ({"ditto": 0.8}, FINETUNED, ["alone", "in groups", "personal", "together"], "Perhaps not: alone", "--seeds 5"),
         ({"fedavg": 0.8, "ifca": 0.802}, "ditto", ["in groups", "together"], "Perhaps not: together", "(in groups and"),
         ({"ifca": (0.9, 0.75), "fedavg": 0.8}, "ditto", ["in groups"], "Perhaps: in groups", "--seeds 5 (in groups"),

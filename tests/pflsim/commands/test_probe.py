@@ -1,4 +1,4 @@
-"""`pflsim probe`: its plan, its errors, and, with made-up runs, when they go on. test_probe_answers.py has real ones."""
+"""`pflsim probe`: its plan, its errors, and when made-up runs go on; test_probe_answers.py has real runs."""
 
 from __future__ import annotations
 
