@@ -197,7 +197,7 @@ class Probe:
         Returns:
             The settings of all trials by name, the chosen trial of each method, and lines about rates at an edge.
         """
-        tried, found, chosen, lines = Trials(), dict[str, Run](), dict[str, str](), list[str]()
+        tried, found, chosen, lines, texts = Trials(), dict[str, Run](), dict[str, str](), list[str](), dict[str, str]()
         new: Trials = {
             f"{method}-{n}": (f"method={method} {own[n % len(own)]}", lr * factor)
             for method, own in OPTIONS.items()
@@ -224,7 +224,7 @@ class Probe:
             texts: the settings of the runs by name.
             end: when no other runs start, by `time.monotonic`.
         """
-        found, rounds = None, asked.rounds
+        found, runs, rounds = None, dict[str, Run](), asked.rounds
         for _ in range(1 + DOUBLINGS):
             runs = self.finished(texts, rounds)
             whole = [own for own in names if runs.keys() >= {*own.values()}]
