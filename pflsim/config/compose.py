@@ -26,7 +26,7 @@ from yaml import MarkedYAMLError, YAMLError
 from yaml.reader import Reader
 
 from pflsim.config import checks
-from pflsim.config.components import COMPONENTS, TARGET, bind, check_component, short_name, with_defaults
+from pflsim.config.components import COMPONENTS, NOTEBOOK, TARGET, bind, check_component, short_name, with_defaults
 from pflsim.config.help import groups_in
 from pflsim.config.names import FOLDER, nearest, shortened, unknown_key, written
 from pflsim.config.settings import ServerOptimizer, Settings
@@ -36,6 +36,8 @@ CONFIGS = next(path for path in (FOLDER / "pflsim" / "configs", FOLDER / "config
 """The config folder of this project: inside pflsim in a wheel, beside it in a clone."""
 OWN_DEFAULTS = ("pflsim.data.sources.table.load", "pflsim.data.sources.text.load")
 """Data sources that choose defaults of the run."""
+LISTED = "pflsim.data.explicit.explicit"
+"""The partition whose rows tell the number of clients, as objects of Python do."""
 QUICK = "quick"
 """Asks for the quick form of an experiment, whose YAML file lists the overrides that make it small under this key."""
 
@@ -130,7 +132,7 @@ def composed(overrides: Sequence[str], folders: Sequence[Path]) -> Composition:
         asked = [*parse([text for text in more if text.partition("=")[0] not in given]), *asked]
         content, choices = _compose(asked, folders, groups)
         _choose_clients(content, choices, chosen)
-    if "clients" not in content:
+    if "clients" not in content and str(content["partition"].get(TARGET)).startswith((LISTED, NOTEBOOK)):
         content |= import_module("pflsim.data.explicit").clients_of(content["partition"])
     content.pop(QUICK, None)
     search = dict[str, Any]()

@@ -79,7 +79,7 @@ def check_self_weight(clients: int, alpha: float, sigma: float, clamp: bool = Fa
         clamp: whether negative self weights are clamped, which permits any bound.
 
     Raises:
-        SettingsError: the bound is exceeded without `clamp`, or α or σ is out of range.
+        SettingsError: the bound is exceeded without `clamp`, or α/σ is not finite.
     """
     if not math.isfinite(clients * (alpha / sigma)):
         raise SettingsError(f"method.alpha={alpha} over method.sigma={sigma} is not finite: use a smaller method.alpha")

@@ -117,6 +117,7 @@ apfl: alpha=-0.1 alpha=1.1
 ditto: lam=-0.1
 fedala: p=-1 p=3 share=0 share=1.5 eta=-1 threshold=0
 fedalp: groups=0 groups=5 beta=-0.1 beta=1.5 beta=nan warmup=0 warmup=1 warmup=nan
+fedamp: lam=-1 alpha=0 alpha=nan sigma=0
 fedas: align_epochs=-1 align_lr=0
 fedbabu: finetune_epochs=-1 finetune=tail
 fedcac: tau=-0.1 tau=1.1 beta=0
@@ -140,7 +141,7 @@ ifca: groups=0
 l2gd: lam=-1 p=1 p=-0.1 p=nan
 moon: mu=-0.1 temperature=0
 per_fedavg: alpha=-0.1 delta=0 delta=9e-7
-pfedcfr: r=3 r=-1 r=1.5 r=tail
+pfedcfr: alpha=-1 sigma=0 sigma=-2 sigma=inf r=3 r=-1 r=1.5 r=tail
 pfedfda: min_count=0 cov_ridge=0
 pfedhn: embedding=0 hidden=[5,0] hn_lr=-1 hn_lr=nan hn_momentum=-0.5 hn_momentum=1 hn_weight_decay=-0.1
 pfedla: k=3 k=-1 hn_lr=-0.1 hn_lr=nan embedding=0 hidden=[5,0]
