@@ -8,7 +8,12 @@ from typing import Any
 
 from pflsim.config.components import TARGET
 
-BEFORE = {f"pflsim.data.splits.{name}": {"stratify": True} for name in ("merged", "counts")}
+BEFORE: dict[str, dict[str, Any]] = {
+    **{f"pflsim.data.splits.{name}": {"stratify": True} for name in ("merged", "counts")},
+    "pflsim.data.sources.table.load": dict.fromkeys(("group", "exclude", "missing")),
+    "pflsim.data.sources.text.load": dict.fromkeys(("group", "missing")),
+    "pflsim.data.sources.image_folder.load": {"background": "white"},
+}
 """The values that settings of components had, by target, before the settings existed."""
 
 
