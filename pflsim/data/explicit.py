@@ -96,7 +96,10 @@ def _places(known: np.ndarray, rows: np.ndarray, what: str) -> np.ndarray:
 def clients_of(partition: Mapping[str, Any]) -> dict[str, int]:
     """Return the number of clients as `{"clients": N}`, if the component `partition` lists their rows; else {}."""
     target, path = str(partition.get(TARGET)), partition.get("path")
-    rows = _read(str(path)) if path else getattr(kept_object(target, "partition"), "rows", {})
+    if path:
+        rows = _read(str(path)) if Path(path).is_file() else {}  # a run stops later
+    else:
+        rows = getattr(kept_object(target, "partition"), "rows", {})
     train = rows.get("train")
     return {"clients": len(train)} if isinstance(train, list | tuple) else {}
 

@@ -449,7 +449,13 @@ def test_a_study_of_tune_has_its_trials_and_the_chosen_values(tmp_path: Path) ->
     (tmp_path / "tuned.json").write_text(json.dumps({"plan": plan, "chosen": {"fedavg": {"lr": 0.2}}}))
     assert main([str(tmp_path)]) == 0
     page = (tmp_path / "report.html").read_text()
-    assert row(page, "FedAvg", 'aria-label="Chosen values"') == ["FedAvg", "3", "lr=0.2", "lr=[0.1,0.2]", "0.7000"]
+    assert row(page, "FedAvg", 'aria-label="Chosen values"') == [
+        "FedAvg",
+        "3",
+        "lr=0.2 lr at an edge",
+        "lr=[0.1,0.2]",
+        "0.7000",
+    ]
     dots = re.findall(r'class="gain"><title>(lr=[\d.]+): [\d.]+</title></circle>(<circle [^>]*class="ring")?', page)
     assert [bool(ring) for _, ring in dots] == [False, True, False] and dots[1][0] == "lr=0.2"
 
