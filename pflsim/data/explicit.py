@@ -95,11 +95,9 @@ def _places(known: np.ndarray, rows: np.ndarray, what: str) -> np.ndarray:
 
 def clients_of(partition: Mapping[str, Any]) -> dict[str, int]:
     """Return the number of clients as `{"clients": N}`, if the component `partition` lists their rows; else {}."""
-    target, path = str(partition.get(TARGET)), partition.get("path")
-    if path:
-        rows = _read(str(path)) if Path(path).is_file() else {}  # a run stops later
-    else:
-        rows = getattr(kept_object(target, "partition"), "rows", {})
+    kept, path = kept_object(str(partition.get(TARGET)), "partition"), str(partition.get("path"))
+    is_file = kept is None and Path(path).is_file()  # without one, a run stops later
+    rows = _read(path) if is_file else getattr(kept, "rows", {})
     train = rows.get("train")
     return {"clients": len(train)} if isinstance(train, list | tuple) else {}
 

@@ -25,6 +25,8 @@ NUMBERS = "iufb"
 """Kinds of types of numbers."""
 SAMPLE = 10_000
 """So many rows tell whether something occurs in a column."""
+ZEROS = r"\s*0\d+\s*"
+"""Digits after a zero, such as 007."""
 EXACT = 2**53
 """From here on, whole numbers in floating point have lost digits."""
 
@@ -92,7 +94,7 @@ def _read_csv(path: str, texts: Collection[str]) -> DataFrame:
     decimal = _decimal_mark(path) if separator == ";" else "."
     options: Any = {"sep": separator, "keep_default_na": False, "na_values": [""], "encoding": "utf-8-sig"}
     head: Any = read_csv(path, nrows=SAMPLE, dtype=object, **options)
-    coded = [column for column in head.columns if head[column].str.fullmatch(r"\s*0\d+\s*").any()]  # 007
+    coded = [column for column in head.columns if head[column].str.fullmatch(ZEROS, na=False).any()]
     own: Any = dict.fromkeys([*texts, *coded], object)
     frame = read_csv(path, decimal=decimal, dtype=own, low_memory=False, **options)
     doubtful = [name for name in frame.columns if _like_thousands(frame[name])]
@@ -103,7 +105,7 @@ def _read_csv(path: str, texts: Collection[str]) -> DataFrame:
             said = f"{marked[0]} among whole numbers below 1000: are these thousands?"
             raise ValueError(f"column {name!r} has {said} Take their marks out, or write 12.000 for 12")
     for name in [name for name, kind in frame.dtypes.items() if kind.kind == "O" and decimal == ","]:
-        is_number = frame[name].str.fullmatch(r" *[-+]?\d+(,\d+)?([eE][-+]?\d+)? *").fillna(False).astype(bool)
+        is_number = frame[name].str.fullmatch(r" *[-+]?\d+(,\d+)?([eE][-+]?\d+)? *", na=False).astype(bool)
         if is_number.sum() * 2 >= frame[name].notna().sum():  # others can be words for missing values
             frame[name] = frame[name].where(~is_number, frame[name].str.replace(",", "."))
     return frame

@@ -12,9 +12,8 @@ import numpy as np
 
 from pflsim.config.names import pasted, some
 from pflsim.data.dataset import Dataset
-from pflsim.data.sources.cells import SAMPLE, WORDS, as_number, names_of_cells, numbers_of_cells, without
+from pflsim.data.sources.cells import SAMPLE, WORDS, ZEROS, as_number, names_of_cells, numbers_of_cells, without
 from pflsim.data.sources.frames import Rows
-from pflsim.data.sources.identifiers import is_code
 from pflsim.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ def columns_of(rows: Rows, used: Sequence[str], categorical: Sequence[str], miss
         if name not in categorical and name not in rows.declared:
             numbers = numbers_of_cells(column, missing)
         if numbers is not None:
-            code = next(filter(is_code, map(str, column)), "") if column.dtype == object else ""
+            code = next(filter(re.compile(ZEROS).fullmatch, map(str, column)), "") if column.dtype == object else ""
             yield Column(name, Series(numbers, column.index, name=name), True, code=code)
             continue
         texts = without(names_of_cells(column), missing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -91,7 +92,11 @@ def _joined_classes(parts: list[Dataset]) -> tuple[list[Any], list[np.ndarray], 
     """
     own: list[Sequence[Any]] = [part.values or range(part.num_classes) for part in parts]
     named = [values for values in own if all(isinstance(value, str) for value in values)]
-    if named and len(named) < len(own) and all(name.isdecimal() for values in named for name in values):
+    if (
+        named
+        and len(named) < len(own)
+        and all(re.fullmatch(r"0|[1-9]\d*", name) for values in named for name in values)
+    ):
         own = [[*map(int, values)] for values in own]
     elif named and len(named) < len(own):
         if len({*map(len, own)}) > 1 or len({*map(tuple, named)}) > 1:

@@ -72,10 +72,10 @@ def label_cells(column: Series, missing: Missing, declared: bool) -> Series:
         return named_cells(column, "data.label", missing)
     cells = column.where(~np.isnan(numbers))
     texts = () if column.dtype.kind in NUMBERS else names_of_cells(cells).dropna().unique()
-    return named_cells(column, "data.label", missing) if any(map(is_code, texts)) else cells
+    return named_cells(column, "data.label", missing) if any(map(_is_code, texts)) else cells
 
 
-def is_code(text: str) -> bool:
+def _is_code(text: str) -> bool:
     """Return whether a text has digits that are more than a number: zeros before others, or too many for int64."""
     return bool(re.fullmatch(r"[-+]?0\d+|\+\d+|-?\d{19,}", text))
 
@@ -97,7 +97,7 @@ def targets_of(name: str, cells: Any, gaps: bool) -> tuple[np.ndarray, int, tupl
         known = {*texts.unique()}
         if {text.strip().lower() for text in known} <= {*TRUTH}:
             y = texts.str.strip().str.lower().eq("true").to_numpy(bool)
-        elif any(as_number(text) is None or is_code(text) for text in known):
+        elif any(as_number(text) is None or _is_code(text) for text in known):
             codes, order = numbered(cells)
             return codes, len(order), order
         else:

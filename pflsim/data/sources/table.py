@@ -222,5 +222,7 @@ def _read(
         raise SettingsError(f"{where}: column {odd[0]!r} is {frame[odd[0]].dtype}; make it numbers or text")
     with reading(where, "columns of numbers and text"):
         inputs = [*columns_of(rows, used, categorical, source.missing or ())]
+    if odd := [column for column in inputs if column.name in named and column.odd]:
+        raise SettingsError(f"{where}: column {odd[0].name!r} is {odd[0].odd}; make it numbers or text")
     check_inputs(where, [column for column in inputs if column.name not in named], exclude)
     return rows, inputs

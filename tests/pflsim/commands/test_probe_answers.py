@@ -128,15 +128,16 @@ def probed(name: str, folder: Path) -> Answer:
         return probe.run_probe(folder / "probe", options)
 
 
-OF_TEN = [pytest.param(name, marks=pytest.mark.xfail(strict=False)) if name in OPEN else name for name in WORDS]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OF_TEN)
+@pytest.mark.parametrize("name", WORDS)
 def test_known_answers(name: str, tmp_path: Path) -> None:
-    """With 20 rounds in the trials and three seeds, the approach that is named is right, and none still rises."""
+    """With 20 rounds in the trials and three seeds, the approach that is named is right, and none still rises.
+
+    In those of `OPEN`, the right one is among those between which more seeds decide.
+    """
     answer = probed(name, tmp_path)
-    assert not answer.rises and answer.best in RIGHT[name], answer
+    named = {answer.best, *(answer.undecided if name in OPEN else ())}
+    assert not answer.rises and RIGHT[name] & named, answer
 
 
 if __name__ == "__main__":

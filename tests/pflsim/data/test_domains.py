@@ -104,6 +104,7 @@ def source(folder: str, values: list[int], names: str | None) -> dict[str, Any] 
         (("cafe\u0301 tea", [1, 2]), ("caf\u00e9 tea", [1, 2]), ["caf\u00e9", "tea"], []),
         ((None, [1, 2]), (None, [1, 2, 3]), None, ["one lacks 2"]),
         ((None, [1, 2]), ("cat dog", [1, 2]), ["cat", "dog"], []),
+        ((None, [1, 2]), ("01 1", [1, 2]), ["01", "1"], []),
         ((None, [1, 2, 3]), ("0 10 2", [1, 4, 3]), [0, 1, 2, 10], ["one lacks 10", "two lacks 1"]),
     ],
     ids=str,

@@ -229,6 +229,8 @@ def test_a_column_of_lists_is_named_and_can_be_left_out() -> None:
     Path("t.jsonl").write_text("\n".join(map(json.dumps, records)))
     with pytest.raises(SettingsError, match=r"'tags'.*data\.exclude=\[tags\]"):
         load(path="t.jsonl", label="y", client="site")
+    with pytest.raises(SettingsError, match="'tags' is lists"):
+        load(path="t.jsonl", label="y", client="site", features=["tags", "a"])
     found = inputs(load(path="t.jsonl", label="y", client="site", exclude=["tags"]))
     assert found == {"a": "number", "b": "number", "tags": "not used", "none": "not used"}
 
