@@ -24,7 +24,6 @@ from benchmarks.gpu_check.runs import (
     Check,
     bits,
     collected_warnings,
-    default_dtype,
     difference,
     distance,
     made,
@@ -33,6 +32,7 @@ from benchmarks.gpu_check.runs import (
 )
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.lockstep.training import Lockstep
+from lightning_modules.surroundings import default_dtype
 from pflsim.errors import RunError
 
 MODELS = NETS | {

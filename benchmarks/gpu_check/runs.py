@@ -41,17 +41,6 @@ class Skipped(Exception):
     """A check cannot run here; the text says why."""
 
 
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Build modules with this dtype inside the block."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
 def made(*overrides: str) -> PreparedRun:
     """Return the run of some settings, after `SMALL`."""
     chosen = {line.partition("=")[0]: line for line in (*SMALL, *overrides)}

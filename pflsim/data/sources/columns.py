@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -99,8 +99,8 @@ def check_inputs(where: str, columns: Sequence[Column], excluded: Sequence[str])
         columns: those that the settings do not name.
         excluded: columns that are excluded already.
     """
-    found = {column.name: why for column in columns if not column.is_number and (why := _no_category(column))}
-    if found:
+    each = {c.name: f"is {c.odd}" if c.odd else _no_category(c.counts) for c in columns if not c.is_number}
+    if found := {name: why for name, why in each.items() if why}:
         said = "; ".join(f"{name!r} {why}" for name, why in found.items())
         remedy = pasted("data.exclude", [*excluded, *found])
         raise SettingsError(
@@ -109,11 +109,9 @@ def check_inputs(where: str, columns: Sequence[Column], excluded: Sequence[str])
         )
 
 
-def _no_category(column: Column) -> str:
-    """Return why a column of text is no category; "" if it can be one."""
-    if column.odd:
-        return f"is {column.odd}"
-    counts, total = column.counts, sum(column.counts.values())
+def _no_category(counts: Mapping[str, int]) -> str:
+    """Return why texts, with their numbers of rows, are no categories; "" if they can be."""
+    total = sum(counts.values())
     if counts and all(DATE.fullmatch(text) for text in counts):
         return "has dates"
     words = [text for text in counts if as_number(text) is None]
@@ -140,8 +138,6 @@ def doubts(name: str, columns: Sequence[Column], dataset: Dataset, missing: Sequ
         dataset: with the targets.
         missing: see `Missing`; None: words among categories are named.
     """
-    from pandas import Series
-
     words = [
         f"{column.counts[text]} cells {text} of {column.name!r}"
         for column in columns if missing is None for text in column.counts if text.lower() in WORDS
@@ -158,7 +154,7 @@ def doubts(name: str, columns: Sequence[Column], dataset: Dataset, missing: Sequ
     values, y = dataset.values or range(dataset.num_classes), dataset.y
     if y.ndim == 1 and isinstance(values[0], str):
         counts = dict(zip(map(str, values), np.bincount(y, minlength=len(values)).tolist(), strict=True))
-        if len(counts) <= FEW and (why := _no_category(Column("", Series(dtype=object), False, counts))):
+        if len(counts) <= FEW and (why := _no_category(counts)):
             yield f"{name}: the label {why}, and each value is a class"
     elif code := _code(np.array(values)[y] if y.ndim == 1 else y.ravel()):
         yield f"{name}: {code[1]} labels are {code[0]}, far from the others; data.missing=[{code[0]}]?"
