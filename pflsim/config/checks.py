@@ -9,9 +9,10 @@ from typing import Any, get_type_hints
 
 from pflsim.config.components import COMPONENTS, check_component, keys_of
 from pflsim.config.names import program, shortened, unknown_key
-from pflsim.config.settings import OnError, ServerOptimizer, Settings, dotted
+from pflsim.config.settings import OnError, Settings, dotted
 from pflsim.config.validate import check_no_password, checked
 from pflsim.errors import SettingsError
+from pflsim.fusion import ServerOptimizer
 
 UNUSED = {
     "none": ("lr", "beta1", "beta2", "tau", "v0", "bias_correction", "nesterov"),

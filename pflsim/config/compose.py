@@ -29,8 +29,9 @@ from pflsim.config import checks
 from pflsim.config.components import COMPONENTS, NOTEBOOK, TARGET, bind, check_component, short_name, with_defaults
 from pflsim.config.help import groups_in
 from pflsim.config.names import FOLDER, nearest, shortened, unknown_key, written
-from pflsim.config.settings import ServerOptimizer, Settings
+from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError, reading
+from pflsim.fusion import ServerOptimizer
 
 CONFIGS = next(path for path in (FOLDER / "pflsim" / "configs", FOLDER / "configs") if path.is_dir())
 """The config folder of this project: inside pflsim in a wheel, beside it in a clone."""

@@ -10,7 +10,6 @@ from functools import lru_cache
 from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
-import psutil
 from annotated_types import Ge, Gt, Le, Lt
 
 from pflsim.config.names import shortened, written
@@ -150,21 +149,3 @@ def check_no_password(url: str, key: str = "resume") -> None:
         return
     if secret:
         raise SettingsError(f"{key}= contains a password, which config.yaml would store; remove it: {CONFIGURATION}")
-
-
-def check_room(what: str, needed: int, instead: str) -> None:
-    """Check that enough memory is free; the kernel kills a process that takes more without a message.
-
-    Args:
-        what: what the memory is for; the error begins with it.
-        needed: bytes.
-        instead: advice that ends the error.
-
-    Raises:
-        SettingsError: less is free.
-    """
-    free = psutil.virtual_memory().available
-    if needed > free:
-        raise SettingsError(
-            f"{what} would need {needed / 2**30:.4g} GiB of memory, but only {free / 2**30:.4g} GiB are free: {instead}"
-        )
