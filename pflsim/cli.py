@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import NoReturn, cast
 
 from pflsim.commands.sweep import LIGHT, run_all
+from pflsim.config import validate
 from pflsim.config.checks import check_sweep
-from pflsim.config.compose import as_yaml, composed, composing, config_folders, configs, parse, to_settings
+from pflsim.config.compose import as_yaml, composed, config_folders, configs, parse, to_settings
 from pflsim.config.help import usage
 from pflsim.config.names import program
 from pflsim.config.settings import Settings
-from pflsim.config.validate import check_no_password
 from pflsim.errors import RunError, SettingsError
 from pflsim.terminal.exit_status import exit_status
 
@@ -93,9 +93,9 @@ def _execute(options: argparse.Namespace, partition: bool) -> int:
         from pflsim.commands.resume import resume_run
 
         name = _resumed_folder(asked, options.multirun or bool(options.cfg))
-        resume_run(name, [text for text in overrides if text not in asked], folders, own_process=True)
+        resume_run(name, parse(text for text in overrides if text not in asked), folders, own_process=True)
         return 0
-    jobs, found = configs(overrides, options.multirun, folders)
+    jobs, found = configs(parse(overrides), options.multirun, folders)
     if options.cfg:
         for config in found:
             print(as_yaml(config, options.resolve), end="")
@@ -122,16 +122,16 @@ def checked(overrides: Sequence[str], multirun: bool, config_dirs: Sequence[str]
     folders, texts = config_folders(config_dirs), list(overrides)
     others = [text for text in texts if not text.startswith(RESUME)]
     if len(others) < len(texts):
-        from pflsim.records.saved_settings import changed, without_changed_code
+        from pflsim.records.saved_settings import CHANGED_CODE, changed
 
         _resumed_folder([text for text in texts if text.startswith(RESUME)], multirun)
-        others, _ = without_changed_code(others)
-        known = [text for text in others if not text.startswith("data.")]  # only the run folder knows the data set
-        with composing(folders):
-            given = to_settings(composed(known, folders))
-            changed(given, given, [str(override.key_or_group) for override in parse(known)])
+        values = parse(others)
+        validate.checked(CHANGED_CODE, bool, values.pop(CHANGED_CODE, False))
+        known = {key: value for key, value in values.items() if not key.startswith("data.")}  # of the run folder's data
+        given = to_settings(composed(known, folders))
+        changed(given, given, [*known])
         return []
-    jobs, found = configs(texts, multirun, folders)
+    jobs, found = configs(parse(texts), multirun, folders)
     runs = [to_settings(config) for config in found]
     check_sweep(runs, jobs)
     return runs
@@ -160,7 +160,7 @@ def _usage_error(message: str) -> NoReturn:
 def _resumed_folder(asked: Sequence[str], sweep: bool) -> str:
     """Return the folder or URL of the only resume= on the command line."""
     for text in asked:
-        check_no_password(text.removeprefix(RESUME))
+        validate.check_no_password(text.removeprefix(RESUME))
     if sweep or len({*asked}) > 1:
         raise SettingsError(f"{' '.join(asked)}: resume one run at a time, without -m and --cfg")
     return asked[0].removeprefix(RESUME)

@@ -21,7 +21,7 @@ from pflsim import cli
 from pflsim.analysis.probe import FINETUNED
 from pflsim.config.checks import check
 from pflsim.config.components import resolve, settings_of, targets_of
-from pflsim.config.compose import CONFIGS, composed, composing, sweep, to_settings
+from pflsim.config.compose import CONFIGS, composed, parse, sweep, to_settings
 from pflsim.config.names import written
 from pflsim.records.folder import STATUS
 from pflsim.terminal.identity import FAMILIES, listed_identities
@@ -157,10 +157,10 @@ def test_commands_compose(command: Command, here: Path, monkeypatch: pytest.Monk
     options = cli._options(command.arguments[command.arguments[:1] == (cli.PARTITION,) :])
     options.overrides = [text for text in options.overrides if not text.startswith((cli.RESUME, cli.INTO))]
     folders = [CONFIGS, *(here / folder for folder in options.config_dir)]
-    with composing(folders):
-        jobs = sweep(options.overrides, folders) if options.multirun else [options.overrides]
-        for job in jobs if len(jobs) < 3 else (jobs[0], jobs[-1]):
-            check(to_settings(composed(job, folders)))
+    values = parse(options.overrides)
+    jobs = sweep(values) if options.multirun else [values]
+    for job in jobs if len(jobs) < 3 else (jobs[0], jobs[-1]):
+        check(to_settings(composed(job, folders)))
 
 
 @pytest.mark.slow

@@ -11,12 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support import slow_except
+from support import settings_of, slow_except
 
 from lightning_modules.contract import command
 from pflsim import cli
 from pflsim.commands import sweep
-from pflsim.commands.overrides import overrides_of
+from pflsim.commands.overrides import values_of
+from pflsim.config import compose
 from pflsim.config.compose import CONFIGS
 from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
@@ -167,14 +168,13 @@ def test_sweeps(runs: list[Settings], capsys: pytest.CaptureFixture[str]) -> Non
 
 @pytest.mark.parametrize("root", ["out", "s3://bucket/out"])
 def test_the_folders_of_a_sweep_have_a_pattern(root: str, runs: list[Settings]) -> None:
-    """With the names of components, and settings as they are; in Python, such a text is quoted."""
+    """With the names of components, and settings as they are."""
     pattern = f"{root}/${{method}}-${{data}}-${{optimizer}}-${{method.lam}}-${{seed}}"
     given = {"method": ["ditto", "ditto+fedadam"], "seed": [0, 1], "run_dir": pattern}
-    for words in (["method=ditto,ditto+fedadam", "seed=0,1", f"run_dir={pattern}"], overrides_of(given, sweep=True)):
-        assert cli.main(["-m", *words]) == 0
-        names = [f"{root}/{name}-digits-sgd-1.0-{seed}" for name in ("ditto", "ditto+fedadam") for seed in (0, 1)]
-        assert [run.run_dir for run in runs] == names
-        runs.clear()
+    assert cli.main(["-m", "method=ditto,ditto+fedadam", "seed=0,1", f"run_dir={pattern}"]) == 0
+    names = [f"{root}/{name}-digits-sgd-1.0-{seed}" for name in ("ditto", "ditto+fedadam") for seed in (0, 1)]
+    in_python = [settings_of(**job) for job in compose.sweep(values_of(given, sweep=True))]
+    assert [run.run_dir for run in runs] == [run.run_dir for run in in_python] == names
 
 
 OWN = """

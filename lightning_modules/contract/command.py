@@ -18,12 +18,13 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from lightning_modules.base import ClientModule
 from lightning_modules.contract.checks import CHECKS, SMALL, Broken, Make, Skipped
 from lightning_modules.prepare import PreparedRun, prepare
 from pflsim.config.components import server_of, target_of
-from pflsim.config.compose import CONFIGS, composed, composing, to_settings
+from pflsim.config.compose import CONFIGS, composed, parse, to_settings
 from pflsim.config.help import groups_in
 from pflsim.config.names import nearest
 from pflsim.errors import RunError, SettingsError, own_errors, place_of
@@ -84,19 +85,16 @@ def maker(method: str, overrides: Sequence[str], folders: Sequence[Path]) -> Mak
     """Return a function that prepares a small run of a method with further settings."""
     named, methods = method.removeprefix("method="), groups_in(folders)["method"]
     own = named not in methods
-    texts = {text.partition("=")[0]: text for text in overrides}
-    server = texts.pop("method.server", "").partition("=")[2]
+    values = parse(overrides)
+    server = values.pop("method.server", "")
     client, server = _targets(named, server, methods) if own else ("", server)
 
     def make(*more: str) -> PreparedRun:
-        chosen: dict[str, str] = {"method": "method=fedavg" if own else f"method={named}"}
-        for text in (*SMALL, *texts.values(), *more):
-            key = text.partition("=")[0]
-            chosen = {k: t for k, t in chosen.items() if not k.startswith(f"{key}.")} | {key: text}
-        sides = {"client": client, "server": server}
-        chosen |= {side: f"method.{side}._target_={target}" for side, target in sides.items() if target}
-        with composing(folders):
-            settings = to_settings(composed([*chosen.values()], folders))
+        chosen: dict[str, Any] = {"method": "fedavg" if own else named}
+        for key, value in [*parse(SMALL).items(), *values.items(), *parse(more).items()]:
+            chosen = {name: each for name, each in chosen.items() if not name.startswith(f"{key}.")} | {key: value}
+        sides = {"method.client": client, "method.server": server}
+        settings = to_settings(composed(chosen | {side: each for side, each in sides.items() if each}, folders))
         if own:  # errors then use the name in the target
             settings = replace(settings, names={k: v for k, v in settings.names.items() if k != "method"})
         return prepare(settings, trial=False)  # the checks say more

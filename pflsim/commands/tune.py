@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pflsim.commands.resume import resume_run
 from pflsim.commands.sweep import of_all, parallel_runs, run_alone
-from pflsim.config.compose import composing, config_folders
+from pflsim.config.compose import config_folders, parse
 from pflsim.config.names import listed
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     folder = options.pop("into")
 
     def study() -> None:
-        run_study(folder, options)
+        run_study(folder, options | {"settings": parse(options["settings"])})
 
     return exit_status(study)
 
@@ -76,7 +76,7 @@ def run_study(folder: Path, options: Mapping[str, Any]) -> list[Path]:
 
     Args:
         folder: of the study.
-        options: of the command line.
+        options: of the command line; `settings` by dotted key.
 
     Raises:
         SettingsError: a setting or a space is wrong, or the folder has another study.
@@ -90,17 +90,15 @@ def run_study(folder: Path, options: Mapping[str, Any]) -> list[Path]:
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", message="Choices for a categorical distribution")  # lists, which JSON stores
-    folders = config_folders(options["config_dir"])
-    with composing(folders):
-        methods = methods_of(options["settings"], folders)
-        for method in methods if options["rounds"] else ():  # `methods_of` has checked the rounds of the trials
-            method.settings({"rounds": options["rounds"]})
-        folder.mkdir(parents=True, exist_ok=True)
-        with run_lock(folder):
-            study = Study(folder, options, methods)
-            if not any(map(study.trials, methods)):
-                check_first_runs(methods)
-            return _run(study)
+    methods = methods_of(options["settings"], config_folders(options["config_dir"]))
+    for method in methods if options["rounds"] else ():  # `methods_of` has checked the rounds of the trials
+        method.settings({"rounds": options["rounds"]})
+    folder.mkdir(parents=True, exist_ok=True)
+    with run_lock(folder):
+        study = Study(folder, options, methods)
+        if not any(map(study.trials, methods)):
+            check_first_runs(methods)
+        return _run(study)
 
 
 def _run(study: Study) -> list[Path]:
@@ -219,7 +217,7 @@ def finish(settings: Settings, status: Path | None = None) -> str:
     watching.set(partial(write_status, status) if status else None)
     try:
         if started:
-            resume_run(str(folder), [f"rounds={settings.rounds}"], config_folders([]), own_process=True)
+            resume_run(str(folder), {"rounds": settings.rounds}, config_folders([]), own_process=True)
         else:
             run_alone(settings, status)
     except Stopped:

@@ -21,7 +21,6 @@ import pflsim
 from lightning_modules.export import main as export
 from lightning_modules.nets.own import OwnNet, own_net
 from pflsim.cli import main
-from pflsim.commands.overrides import overrides_of
 from pflsim.config.settings import Eval, Settings, TaskChoice
 from pflsim.engine.execution import ReplyTask, TrainTask
 from pflsim.errors import SettingsError
@@ -327,7 +326,7 @@ def test_remedies_help(name: str, mine: str) -> None:
     for part in model.modules():
         if isinstance(part, torch.nn.modules.batchnorm._NormBase):
             part.__init__(part.num_features, track_running_stats=True)
-    prepared(*TWO, *overrides_of({"model": model.float()}))
+    prepared(*TWO, model=model.float())
 
 
 LINEAR = "model=torch.nn.Linear model.in_features=3 model.out_features=10"
@@ -454,8 +453,8 @@ def test_records_and_resume_know_own_modules(
 def test_parametrized_models_are_sent_to_actors(method: str, as_object: bool, mine: str) -> None:
     """They compute the same there; FedFCD's server trains a copy of the head."""
     model = imported(mine, "Orthogonal")
-    texts = overrides_of({"model": model() if as_object else model})
-    made, ends = prepared(*TWO[:2], f"method={method}", "lockstep=false", *texts), list[Any]()
+    given = model() if as_object else model
+    made, ends = prepared(*TWO[:2], f"method={method}", "lockstep=false", model=given), list[Any]()
     sent = cloudpickle.loads(cloudpickle.dumps((made.factory, made.rule, made.federation)))
     for factory, rule, federation in ((made.factory, made.rule, made.federation), sent):
         executor = inline(replace(made, factory=factory, rule=rule, federation=federation))
