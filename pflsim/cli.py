@@ -9,6 +9,7 @@ import argparse
 import faulthandler
 import gc
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ RESUME = "resume="
 INTO = "into="
 PARTITION = "partition"
 """Command that partitions the data without a run."""
-ANALYSIS = {
+COMMANDS = {
     "compare": "pflsim.analysis.compare",
     "report": "pflsim.analysis.report",
     "figures": "pflsim.analysis.figures",
@@ -40,7 +41,7 @@ ANALYSIS = {
     "tune": "pflsim.commands.tune",
     "probe": "pflsim.commands.probe",
 }
-"""Commands with options of their own, and the modules whose `main` they call."""
+"""Commands, and their modules: `options` adds the options of a command, `execute` runs it and describes it."""
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -73,10 +74,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0 for success, 1 if a run fails, 2 if a setting is wrong, 128 + n if signal n stops the run.
     """
     words = sys.argv[1:] if arguments is None else arguments
-    if words and words[0] in ANALYSIS:
-        return exit_status(lambda: importlib.import_module(ANALYSIS[words[0]]).main(words[1:]))
+    if words and words[0] in COMMANDS:
+        return exit_status(lambda: _command(*words))
     partition = words[:1] == [PARTITION]
     return exit_status(lambda: _execute(_options(words[partition:]), partition))
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Raise an error in one line, without the usage."""
+        raise SettingsError(f"{message}; see {self.prog} --help")
+
+
+def _command(name: str, *words: str) -> int | None:
+    module = importlib.import_module(COMMANDS[name])
+    parser = _Parser(
+        prog=f"{program()} {name}",
+        description=inspect.getdoc(module.execute),
+        epilog=getattr(module, "EXAMPLES", "").format(program=program()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    module.options(parser.add_argument)
+    return module.execute(parser.parse_intermixed_args(words))
 
 
 def _execute(options: argparse.Namespace, partition: bool) -> int:
@@ -138,8 +158,7 @@ def checked(overrides: Sequence[str], multirun: bool, config_dirs: Sequence[str]
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.error = _usage_error  # type: ignore[method-assign, assignment]
+    parser = _Parser(program(), add_help=False, allow_abbrev=False)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("-m", "--multirun", action="store_true")
@@ -151,10 +170,6 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         key = unknown[0].lstrip("-").partition("=")[0]
         raise SettingsError(f"{unknown[0]} is not an option; a setting is {key}=VALUE; see {program()} --help")
     return options
-
-
-def _usage_error(message: str) -> NoReturn:
-    raise SettingsError(f"{message}; see {program()} --help")
 
 
 def _resumed_folder(asked: Sequence[str], sweep: bool) -> str:

@@ -271,7 +271,7 @@ MISTAKES = {
     "method.unit=modul": "method.unit='modul': expected module, tensor or model",
     "method=fedpox": "method=fedpox: there is no method of that name; did you mean fedprox",
     "method=null": "method=null: there is no method of that name",
-    "~method": "~method: there is no method of that name",
+    "~method": "method=null: there is no method of that name",
     "~clients": "clients=null: ",
     "+method=fedavg": "method",
     "experiment=pfedcfr_table2_mnist": "+experiment=pfedcfr_table2_mnist",

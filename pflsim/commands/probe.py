@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import shlex
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,6 @@ from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
 from pflsim.records.files import read_json, write_atomically
 from pflsim.records.folder import read_summary
-from pflsim.terminal.exit_status import command_parser, exit_status
 from pflsim.terminal.formats import wrapped
 from pflsim.terminal.identity import identity
 from pflsim.terminal.sweep_table import SweepTable
@@ -52,23 +52,18 @@ Trials = dict[str, tuple[str, float]]
 """The settings of each trial by name: the method with its own setting, and the learning rate."""
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the command.
-
-    Returns:
-        The exit status: 0, 1 if a run fails, 2 after an error in the settings, 128 + n if signal n stops it.
-    """
-    parser = command_parser("probe", "Find out whether clients should train alone, together or personally.", EXAMPLES)
-    add = parser.add_argument
+def options(add: Callable[..., Any]) -> None:
+    """Add the options of the command."""
     add("settings", nargs="*", metavar="SETTING", help="data=NAME and other settings")
     add("--seeds", type=positive, default=3, metavar="N", help="seeds; with one, no difference is clear; default: 3")
     add("--minutes", type=float, default=float("inf"), metavar="M", help="use fewer rounds, to end within M minutes")
     add("--into", type=Path, default="probe", metavar="DIR", help="folder for runs and probe.html; default: probe")
     add("--config-dir", action="append", default=[], metavar="DIR", help="look for groups in DIR too; may be repeated")
-    options = vars(parser.parse_intermixed_args(arguments))
-    return exit_status(
-        lambda: run_probe(options.pop("into"), {**options, "settings": parse(options["settings"])}) and None
-    )
+
+
+def execute(options: argparse.Namespace) -> None:
+    """Find out whether clients should train alone, together or personally."""
+    run_probe(options.into, vars(options) | {"settings": parse(options.settings)})
 
 
 @dataclass(slots=True)

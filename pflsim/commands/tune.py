@@ -6,7 +6,7 @@ import argparse
 import importlib
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,6 @@ from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
 from pflsim.records.files import write_atomically
 from pflsim.records.folder import CONFIG, is_complete, run_lock
-from pflsim.terminal.exit_status import command_parser, exit_status
 from pflsim.terminal.processes import in_processes
 from pflsim.terminal.status import watching, write_status
 from pflsim.terminal.sweep_table import SweepTable
@@ -39,29 +38,19 @@ The same command continues a study that was stopped.
 """
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the command.
-
-    Returns:
-        The exit status: 0, 1 if a run of the chosen values is missing, 2 after an error in the settings, 128 + n if
-        signal n stops it.
-    """
-    about = "Tune methods on validation data with equal budgets, then compare them with other seeds."
-    parser = command_parser("tune", about, EXAMPLES)
-    add = parser.add_argument
+def options(add: Callable[..., Any]) -> None:
+    """Add the options of the command."""
     add("settings", nargs="+", metavar="SETTING", help="method=a,b and other settings")
     add("--trials", type=positive, default=12, metavar="N", help="trials of each method; default: 12")
     add("--seeds", type=positive, default=3, metavar="N", help="runs of the chosen values of a method; default: 3")
     add("--rounds", type=positive, metavar="N", help="rounds of these runs; default: rounds=, those of the trials")
     add("--into", type=Path, required=True, metavar="DIR", help="folder of the study, for its runs and tuned.md")
     add("--config-dir", action="append", default=[], metavar="DIR", help="look for groups in DIR too; may be repeated")
-    options = vars(parser.parse_intermixed_args(arguments))
-    folder = options.pop("into")
 
-    def study() -> None:
-        run_study(folder, options | {"settings": parse(options["settings"])})
 
-    return exit_status(study)
+def execute(options: argparse.Namespace) -> None:
+    """Tune methods on validation data with equal budgets, then compare them with other seeds."""
+    run_study(options.into, vars(options) | {"settings": parse(options.settings)})
 
 
 def positive(text: str) -> int:

@@ -18,7 +18,6 @@ from safetensors.torch import save_file
 from support import agree, check_loaded, inline, prepared, rounds, states
 
 import pflsim
-from lightning_modules.export import main as export
 from lightning_modules.nets.own import OwnNet, own_net
 from pflsim.cli import main
 from pflsim.config.settings import Eval, Settings, TaskChoice
@@ -427,7 +426,7 @@ def test_models_with_variants(mine: str) -> None:
 def test_a_model_with_branches_is_loaded_but_not_exported(mine: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(f"model={mine}.Branch", "method=local") == 0
     capsys.readouterr()
-    assert export(["run", "--client", "0"]) == 2
+    assert main(["export", "run", "--client", "0"]) == 2
     error = capsys.readouterr().err
     assert "local with model=Branch" in error and error.count("\n") == 1 and not Path("run/export").exists()
     assert pflsim.load_model("run", 0)(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
