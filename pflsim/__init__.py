@@ -96,7 +96,7 @@ def _run(
 
     done: list[Path] = []
     with watched(values.get("progress")):
-        jobs, found = configs(values, multirun, config_folders([*map(str, config_dirs)]))
+        jobs, found = configs(values, multirun, config_folders(config_dirs))
         run_all(jobs, found, done, callbacks=callbacks)
     return done
 
@@ -159,7 +159,7 @@ def tune(
     """
     from pflsim.commands.tune import run_study
 
-    options = {"trials": trials, "seeds": seeds, "rounds": rounds, "config_dir": [*map(str, config_dirs)]}
+    options = {"trials": trials, "seeds": seeds, "rounds": rounds, "config_dir": config_dirs}
     return load(run_study(Path(into), {"settings": _values(settings, overrides, sweep=True), **options}))
 
 
@@ -191,7 +191,7 @@ def probe(
     """
     from pflsim.commands.probe import run_probe
 
-    options = {"seeds": seeds, "minutes": minutes, "config_dir": [*map(str, config_dirs)]}
+    options = {"seeds": seeds, "minutes": minutes, "config_dir": config_dirs}
     return run_probe(Path(into), {"settings": _values(settings, overrides), **options})
 
 
@@ -215,7 +215,7 @@ def partition(
     from pflsim.config.compose import composed, config_folders, to_settings
     from pflsim.data.record import write_federation
 
-    found = composed(_values(settings, overrides), config_folders([*map(str, config_dirs)]))
+    found = composed(_values(settings, overrides), config_folders(config_dirs))
     return write_federation(to_settings(found), Path(into))[1]
 
 

@@ -78,7 +78,7 @@ def _choose_clients(content: dict[str, Any], choices: Mapping[str, str], chosen:
         content["split"].setdefault("test_by", chosen["split.test_by"])
 
 
-def config_folders(config_dirs: Sequence[str]) -> list[Path]:
+def config_folders(config_dirs: Iterable[str | Path]) -> list[Path]:
     """Return this project's config folder, and those of `--config-dir`."""
     return [CONFIGS, *(Path(folder).absolute() for folder in config_dirs)]
 
@@ -102,11 +102,7 @@ def composed(given: Mapping[str, Any], folders: Sequence[Path]) -> Composition:
         raise SettingsError(f"{QUICK}={written(quick)}: expected true or false, as in +experiment=NAME quick=true")
     if both := re.fullmatch(r"([\w.]+)\+(\w+)", str(values.get("method"))):  # as it is named in records
         values |= {"method": both[1], "server_optimizer": both[2]}
-    _check_groups(values, groups)
-    for key, value in values.items():
-        if isinstance(value, Several):
-            line = f"{key}={','.join(map(written, value))}"
-            raise SettingsError(f"{line}: several values need --multirun; one with a comma: \"KEY='a,b'\"")
+    _check_values(values, groups)
     if quick:
         experiment = {key: value for key, value in values.items() if key == "experiment"}
         smaller = _compose(experiment, folders, groups)[0].get(QUICK)
@@ -312,10 +308,13 @@ def _composed_files(
     return OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]), config.hydra.runtime.choices
 
 
-def _check_groups(values: Mapping[str, Any], groups: Mapping[str, Sequence[str]]) -> None:
-    """Refuse a GROUP=NAME without a file."""
+def _check_values(values: Mapping[str, Any], groups: Mapping[str, Sequence[str]]) -> None:
+    """Refuse several values, and a GROUP=NAME without a file."""
     for group, value in values.items():
-        if group not in groups or isinstance(value, Several) or _is_target(group, value, groups):
+        if isinstance(value, Several):
+            line = f"{group}={','.join(map(written, value))}"
+            raise SettingsError(f"{line}: several values need --multirun; one with a comma: \"KEY='a,b'\"")
+        if group not in groups or _is_target(group, value, groups):
             continue
         if isinstance(value, list):
             several = f"{group}={','.join(map(str, value))}"
