@@ -24,7 +24,7 @@ from pflsim.config.compose import as_yaml, composed, config_folders, configs, pa
 from pflsim.config.help import usage
 from pflsim.config.names import program
 from pflsim.config.settings import Settings
-from pflsim.errors import SettingsError
+from pflsim.errors import RunError, SettingsError
 from pflsim.terminal.exit_status import exit_status
 
 RESUME = "resume="
@@ -121,11 +121,15 @@ def _execute(options: argparse.Namespace, partition: bool) -> int:
             print(as_yaml(config, options.resolve), end="")
         return 0
     done: list[Path] = []
+    failure: RunError | None = None
     try:
         run_all(jobs, found, done, own_process=True)
-    finally:
-        if len(done) > 1:
-            importlib.import_module("pflsim.analysis.compare").print_comparisons(done)
+    except RunError as error:
+        failure = error
+    if len(done) > 1:
+        importlib.import_module("pflsim.analysis.compare").print_comparisons(done)
+    if failure:
+        raise failure
     return 0
 
 
