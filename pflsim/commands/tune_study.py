@@ -98,7 +98,7 @@ def methods_of(given: Mapping[str, Any], folders: Sequence[Path]) -> list[Method
     names, searched, others = list[str](), dict[str, Any](), dict[str, Any]()
     for key, value in given.items():
         if key == "method":
-            names = list(dict.fromkeys(value if isinstance(value, Several) else [value]))
+            names = list(dict.fromkeys(map(str, value if isinstance(value, Several) else [value])))
         elif key in ("run_dir", "resume", "into"):
             raise SettingsError(f"{key}={value}: tune does not take {key}; the folder of the study is --into DIR")
         elif isinstance(value, Several):

@@ -116,6 +116,7 @@ search.seed=[1,2] search.seed
 search.data.root=[a,b] search.data.root
 search.ditto.lam=[0.1,1] ditto.lam
 lr=0.1,0.2 search.
+method=[fedavg,ditto] no method
 run_dir=x --into
 split.validation=0 split.validation
 ray_address=auto executor=ray
