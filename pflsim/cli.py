@@ -139,19 +139,18 @@ def checked(overrides: Sequence[str], multirun: bool, config_dirs: Sequence[str]
     Raises:
         SettingsError: a setting is wrong.
     """
-    folders, texts = config_folders(config_dirs), list(overrides)
-    others = [text for text in texts if not text.startswith(RESUME)]
-    if len(others) < len(texts):
+    folders, asked = config_folders(config_dirs), [text for text in overrides if text.startswith(RESUME)]
+    values = parse(text for text in overrides if text not in asked)
+    if asked:
         from pflsim.records.saved_settings import CHANGED_CODE, changed
 
-        _resumed_folder([text for text in texts if text.startswith(RESUME)], multirun)
-        values = parse(others)
+        _resumed_folder(asked, multirun)
         validate.checked(CHANGED_CODE, bool, values.pop(CHANGED_CODE, False))
         known = {key: value for key, value in values.items() if not key.startswith("data.")}  # of the run folder's data
         given = to_settings(composed(known, folders))
         changed(given, given, [*known])
         return []
-    jobs, found = configs(parse(texts), multirun, folders)
+    jobs, found = configs(values, multirun, folders)
     runs = [to_settings(config) for config in found]
     check_sweep(runs, jobs)
     return runs
