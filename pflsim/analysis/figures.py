@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pflsim.analysis.compare import Add, of_groups
 from pflsim.analysis.paper_style import STYLES, template
 from pflsim.config.names import nearest
 from pflsim.errors import SettingsError
 from pflsim.progress import counted
-from pflsim.terminal.exit_status import command_parser, exit_status
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,30 +31,18 @@ EXAMPLES = """examples:
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Returns:
-        The exit status: 0, or 2 after an error.
-    """
-    about = "Draw figures for a paper, each with a LaTeX table of its numbers."
-    parser = command_parser("figures", about, EXAMPLES)
-    add = parser.add_argument
-    add("runs", nargs="+", metavar="RUNS", help="run folders, folders of runs, or patterns")
+def options(add: Add) -> None:
+    """Add the options of the command."""
+    of_groups(add)
     add("--style", choices=[*STYLES], default="icml", help="template; default: icml")
     add("--format", choices=FORMATS, default="pdf", help="default: pdf")
     add("--only", metavar="NAMES", help=f"some of {','.join(NAMES)}; default: all")
     add("--out", type=Path, default=Path("figures"), metavar="DIR", help="folder; default: figures")
     add("--against", choices=["rounds", "bytes", "seconds"], default="rounds", help="x axis of curves; default: rounds")
-    default = "local, else fedavg; of settings of one method, the best"
-    add("--reference", metavar="LABEL", help=f"label or method to compare with; default: {default}")
-    at = "round that figures are taken from; default: best_val if all runs have validation data, else last"
-    add("--at", choices=["best_val", "last", "best_test_oracle"], help=at)
-    options = parser.parse_args(arguments)
-    return exit_status(lambda: _write(options))
 
 
-def _write(options: argparse.Namespace) -> None:
+def execute(options: argparse.Namespace) -> None:
+    """Draw figures for a paper, each with a LaTeX table of its numbers."""
     from pflsim.analysis.comparison import compare_sets
     from pflsim.analysis.runs import find_runs, read_run
     from pflsim.analysis.tables import cautions, drawn

@@ -284,4 +284,4 @@ class Console:
             costs.append(f"up {format_bytes(status.up)}, down {format_bytes(status.down)}")
         if self._memory_mb:
             costs.append(f"memory {format_bytes(self._memory_mb * 1e6)}")
-        return Group(row, *map(Text, (*(flowed(results, self.width) if results else ()), *flowed(costs, self.width))))
+        return Group(row, *map(Text, (*flowed(results, self.width), *flowed(costs, self.width))))

@@ -18,10 +18,8 @@ from safetensors.torch import save_file
 from support import agree, check_loaded, inline, prepared, rounds, states
 
 import pflsim
-from lightning_modules.export import main as export
 from lightning_modules.nets.own import OwnNet, own_net
 from pflsim.cli import main
-from pflsim.commands.overrides import overrides_of
 from pflsim.config.settings import Eval, Settings, TaskChoice
 from pflsim.engine.execution import ReplyTask, TrainTask
 from pflsim.errors import SettingsError
@@ -327,7 +325,7 @@ def test_remedies_help(name: str, mine: str) -> None:
     for part in model.modules():
         if isinstance(part, torch.nn.modules.batchnorm._NormBase):
             part.__init__(part.num_features, track_running_stats=True)
-    prepared(*TWO, *overrides_of({"model": model.float()}))
+    prepared(*TWO, model=model.float())
 
 
 LINEAR = "model=torch.nn.Linear model.in_features=3 model.out_features=10"
@@ -428,7 +426,7 @@ def test_models_with_variants(mine: str) -> None:
 def test_a_model_with_branches_is_loaded_but_not_exported(mine: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(f"model={mine}.Branch", "method=local") == 0
     capsys.readouterr()
-    assert export(["run", "--client", "0"]) == 2
+    assert main(["export", "run", "--client", "0"]) == 2
     error = capsys.readouterr().err
     assert "local with model=Branch" in error and error.count("\n") == 1 and not Path("run/export").exists()
     assert pflsim.load_model("run", 0)(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
@@ -454,8 +452,8 @@ def test_records_and_resume_know_own_modules(
 def test_parametrized_models_are_sent_to_actors(method: str, as_object: bool, mine: str) -> None:
     """They compute the same there; FedFCD's server trains a copy of the head."""
     model = imported(mine, "Orthogonal")
-    texts = overrides_of({"model": model() if as_object else model})
-    made, ends = prepared(*TWO[:2], f"method={method}", "lockstep=false", *texts), list[Any]()
+    given = model() if as_object else model
+    made, ends = prepared(*TWO[:2], f"method={method}", "lockstep=false", model=given), list[Any]()
     sent = cloudpickle.loads(cloudpickle.dumps((made.factory, made.rule, made.federation)))
     for factory, rule, federation in ((made.factory, made.rule, made.federation), sent):
         executor = inline(replace(made, factory=factory, rule=rule, federation=federation))

@@ -19,8 +19,8 @@ from lightning_modules.methods.fedselect import FedSelect
 from lightning_modules.methods.local import Local
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
-from pflsim.config.settings import ServerOptimizer
 from pflsim.engine.execution import TrainTask
+from pflsim.fusion import ServerOptimizer
 from pflsim.servers.fedavg import FedAvg as Mean
 from pflsim.servers.fedcac import FedCAC as FedCACServer
 from pflsim.servers.fedselect import FedSelect as FedSelectServer

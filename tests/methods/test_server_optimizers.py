@@ -13,9 +13,9 @@ from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.feddbe import FedDBE
 from lightning_modules.training import Training
-from pflsim.config.settings import ServerOptimizer
 from pflsim.engine.execution import ReplyTask, Sent, TrainTask
 from pflsim.errors import SettingsError
+from pflsim.fusion import ServerOptimizer
 from pflsim.records.checkpoint_read import choose_checkpoint
 from pflsim.servers.base import MeanRule
 from pflsim.servers.fedavg import FedAvg as Server

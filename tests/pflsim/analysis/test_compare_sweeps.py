@@ -16,7 +16,7 @@ from made_runs import make_run
 
 import pflsim
 from pflsim import cli
-from pflsim.analysis.compare import main, print_comparisons
+from pflsim.analysis.compare import print_comparisons
 from pflsim.commands import sweep as sweeps
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
@@ -143,7 +143,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> Said:
 
     def run(*arguments: object) -> tuple[int, str, str]:
         try:
-            status = main([str(argument) for argument in arguments])
+            status = cli.main(["compare", *map(str, arguments)])
         except SystemExit as ended:
             status = int(ended.code or 0)
         return status, *capsys.readouterr()

@@ -16,11 +16,12 @@ from matplotlib.figure import Figure
 import pflsim
 from pflsim.analysis.comparison import Comparison, best_first, compare, frontier
 from pflsim.analysis.curves import of_test, seed_points
-from pflsim.analysis.figures import NAMES, all_figures, main
+from pflsim.analysis.figures import NAMES, all_figures
 from pflsim.analysis.forest import NOT_CLEAR
 from pflsim.analysis.groups import group_runs
 from pflsim.analysis.paper_style import STYLES
 from pflsim.analysis.runs import read_run
+from pflsim.cli import main
 from pflsim.errors import SettingsError
 from pflsim.terminal.identity import identity
 
@@ -191,7 +192,18 @@ def test_curves_have_a_panel_each_or_names_at_their_ends(comparison: Comparison,
 
 
 def test_the_command(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = [str(runs), "--style", "ieee", "--format", "svg", "--only", "forest,cost", "--out", str(tmp_path / "out")]
+    asked = [
+        "figures",
+        str(runs),
+        "--style",
+        "ieee",
+        "--format",
+        "svg",
+        "--only",
+        "forest,cost",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     assert main(asked) == 0
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"forest.svg", "forest.tex", "cost.svg", "cost.tex"}
     table = (tmp_path / "out/forest.tex").read_text(encoding="utf-8")

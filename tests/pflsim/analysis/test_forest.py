@@ -19,11 +19,11 @@ from rich.console import Console
 from pflsim.analysis.comparison import Comparison, compare
 from pflsim.analysis.forest import GLYPHS, Forest, ForestRow, as_text, axis_limits, forest
 from pflsim.analysis.groups import group_runs
-from pflsim.analysis.report import main as report_main
 from pflsim.analysis.report.forest import Benchmark, overall
 from pflsim.analysis.report.page import page as report
 from pflsim.analysis.runs import find_runs, read_run
 from pflsim.analysis.tables import forest_text, render
+from pflsim.cli import main
 from pflsim.terminal.identity import MARKS, identity
 
 OTHERS = ["fedrep", "ifca", "fedavg", "ditto", "pfedme", "scaffold"]
@@ -101,7 +101,7 @@ def test_the_page_has_the_axis_of_the_terminal(tmp_path: Path) -> None:
     found = compare(group_runs(made(tmp_path / m, [[(n, 100)] * 3], method=m) for m, n in rights.items()))
     plot, page = forest(found), Benchmark(found, found, None)
     assert plot is not None and plot.limits[0] > -9, "FedAvg is beyond it"
-    assert report_main([str(tmp_path), "--out", str(tmp_path / "page.html")]) == 0
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "page.html")]) == 0
     assert '<use href="#k-dot" x="14" class="k na"/>' in (tmp_path / "page.html").read_text(), "and not clear"
     for axis in (page.delta_axis(), overall([page, page])[1]):
         assert (100 * axis.low, 100 * axis.high) == pytest.approx(plot.limits)

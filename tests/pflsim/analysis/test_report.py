@@ -18,10 +18,10 @@ from made_runs import make_run
 
 from pflsim.analysis.comparison import compare
 from pflsim.analysis.groups import group_runs
-from pflsim.analysis.report import main
 from pflsim.analysis.report.axes import axis
 from pflsim.analysis.runs import read_run
 from pflsim.analysis.words import about, heading, varying
+from pflsim.cli import main
 from pflsim.records.environment import FORMAT
 from pflsim.records.trace import RoundMatrices, write_matrices
 from pflsim.terminal.identity import identity
@@ -41,7 +41,7 @@ def rights(rng: np.random.Generator, low: int, rounds: int = 4) -> list[list[tup
 def report(*arguments: object) -> str:
     """The page, written beside the first run."""
     out = Path(str(arguments[0])).parent / "page.html"
-    assert main([*map(str, arguments), "--out", str(out)]) == 0
+    assert main(["report", *map(str, arguments), "--out", str(out)]) == 0
     return out.read_text()
 
 
@@ -163,8 +163,8 @@ def test_without_validation_data_the_last_round_is_the_headline(tmp_path: Path) 
 
 def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(tmp_path / "a", [[(1, 10), (9, 10)]])
-    assert main([str(tmp_path / "none")]) == 2
-    assert main([str(tmp_path / "a"), "--out", "nowhere/x.html"]) == 2
+    assert main(["report", str(tmp_path / "none")]) == 2
+    assert main(["report", str(tmp_path / "a"), "--out", "nowhere/x.html"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2 and all(line.startswith("error: ") for line in lines)
 
@@ -447,7 +447,7 @@ def test_a_study_of_tune_has_its_trials_and_the_chosen_values(tmp_path: Path) ->
     make_run(tmp_path / "runs" / "fedavg-s1", [[(7, 10)] * 2], val=[[(7, 10)] * 2], seed=1, lr=0.2)
     plan = {"methods": ["fedavg"], "trials": 3, "space": {"fedavg": {"lr": [0.1, 0.2]}}}
     (tmp_path / "tuned.json").write_text(json.dumps({"plan": plan, "chosen": {"fedavg": {"lr": 0.2}}}))
-    assert main([str(tmp_path)]) == 0
+    assert main(["report", str(tmp_path)]) == 0
     page = (tmp_path / "report.html").read_text()
     assert row(page, "FedAvg", 'aria-label="Chosen values"') == [
         "FedAvg",

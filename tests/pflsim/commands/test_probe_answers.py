@@ -20,7 +20,7 @@ from pflsim.analysis.probe import APPROACHES, Answer, reporting, validation
 from pflsim.analysis.runs import Run, read_run
 from pflsim.commands import probe
 from pflsim.commands.probe import OPTIONS, Probe
-from pflsim.config.compose import CONFIGS
+from pflsim.config.compose import CONFIGS, parse
 
 SMALL = "split=merged model=linear local_steps=10 eval.every=2 progress=none"
 DIGITS = f"data=digits clients=8 {SMALL} lr=0.2"
@@ -80,7 +80,10 @@ def words_of(name: str, folder: Path) -> list[str]:
 
 def long_runs(name: str, folder: Path, rounds: int = 240, seeds: int = 5) -> tuple[dict[str, float], set[str]]:
     """Return the mean test result of each method, and the approaches that are right."""
-    asked, found = Probe(folder, [*words_of(name, folder), "checkpoint.minutes=0"], [CONFIGS]), dict[str, list[Run]]()
+    asked, found = (
+        Probe(folder, parse([*words_of(name, folder), "checkpoint.minutes=0"]), [CONFIGS]),
+        dict[str, list[Run]](),
+    )
     first = asked.settings("first", "")
     for method, own in OPTIONS.items():
         tried = [f"method={method} {option} lr={first.lr * rate:.3g}" for option in own for rate in RATES]
@@ -116,7 +119,7 @@ def without_pictures(patch: pytest.MonkeyPatch) -> None:
 
 def probed(name: str, folder: Path) -> Answer:
     """Return the answer of a probe in this process."""
-    options = {"settings": [*words_of(name, folder), "rounds=20"], "seeds": 3, "minutes": 60.0, "config_dir": []}
+    options = {"settings": parse([*words_of(name, folder), "rounds=20"]), "seeds": 3, "minutes": 60.0, "config_dir": []}
     with pytest.MonkeyPatch.context() as patch:
         without_pictures(patch)
         patch.setattr(probe, "side_by_side", in_this_process)

@@ -17,9 +17,9 @@ from support import refusing
 from pflsim import cli
 from pflsim.analysis.words import edges_of
 from pflsim.commands import tune
-from pflsim.commands.overrides import overrides_of
+from pflsim.commands.overrides import values_of
 from pflsim.commands.tune_study import JOURNAL, STUDY, Method, methods_of
-from pflsim.config.compose import CONFIGS, composing
+from pflsim.config.compose import CONFIGS, parse
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
@@ -98,8 +98,7 @@ def points(folder: str) -> dict[str, list[Mapping[str, Any]]]:
 
 def found(*words: str) -> list[Method]:
     """The methods with their spaces."""
-    with composing([CONFIGS]):
-        return methods_of(words, [CONFIGS])
+    return methods_of(parse(words), [CONFIGS])
 
 
 WRONG = """
@@ -117,6 +116,7 @@ search.seed=[1,2] search.seed
 search.data.root=[a,b] search.data.root
 search.ditto.lam=[0.1,1] ditto.lam
 lr=0.1,0.2 search.
+method=[fedavg,ditto] no method
 run_dir=x --into
 split.validation=0 split.validation
 ray_address=auto executor=ray
@@ -136,8 +136,8 @@ def test_an_error_in_the_block_of_a_method_names_the_method(block: str, tmp_path
     text = (CONFIGS / "method" / "fedprox.yaml").read_text().partition("search:")[0]
     (tmp_path / "method" / "mine.yaml").write_text(f"{text}search: {block}\n")
     folders = [CONFIGS, tmp_path]
-    with composing(folders), pytest.raises(SettingsError, match=r"search.* of mine: "):
-        methods_of(["method=mine"], folders)
+    with pytest.raises(SettingsError, match=r"search.* of mine: "):
+        methods_of({"method": "mine"}, folders)
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,7 @@ def test_an_error_in_the_block_of_a_method_names_the_method(block: str, tmp_path
 )
 def test_the_first_trial_is_in_the_space(space: str, expected: float) -> None:
     (method,) = found("method=local", f"search.lr={space}")
-    with composing([CONFIGS]):
-        assert method.first_point() == {"lr": expected}
+    assert method.first_point() == {"lr": expected}
 
 
 def test_spaces_of_the_methods_and_of_the_command_line() -> None:
@@ -162,14 +161,13 @@ def test_spaces_of_the_methods_and_of_the_command_line() -> None:
 @pytest.mark.parametrize("python", [False, True])
 def test_the_space_of_a_class_of_ones_own(python: bool, mine: Path) -> None:
     name, space = "mine.body_prox.BodyProx", {"low": 0.1, "high": 2.0, "log": True}
-    words = [f"method={name},local", f"search.{name}.mu={{low:0.1,high:2.0,log:true}}", "search.lr=null"]
+    given = parse([f"method={name},local", f"search.{name}.mu={{low:0.1,high:2.0,log:true}}", "search.lr=null"])
     if python:
         kinds = [importlib.import_module("mine.body_prox").BodyProx, "local"]
-        words = overrides_of({"method": kinds, "search": {f"{name}.mu": space, "lr": None}}, sweep=True)
-    own, local = found(*words)
+        given = values_of({"method": kinds, "search": {f"{name}.mu": space, "lr": None}}, sweep=True)
+    own, local = methods_of(given, [CONFIGS])
     assert (own.name, own.space, local.space) == (name, {"method.mu": space}, {})
-    with composing([CONFIGS]):
-        assert own.first_point() == {"method.mu": 0.1} and own.settings({"method.mu": 2.0}).method["mu"] == 2.0
+    assert own.first_point() == {"method.mu": 0.1} and own.settings({"method.mu": 2.0}).method["mu"] == 2.0
 
 
 @pytest.mark.slow
@@ -368,9 +366,8 @@ def test_crashed_runs_are_no_failed_trials(monkeypatch: pytest.MonkeyPatch) -> N
             yield Ended(number)
 
     monkeypatch.setattr(tune, "in_processes", processes)
-    with composing([CONFIGS]):
-        method = Method("local", ("method=local",), [CONFIGS])
-        runs = [method.settings({"run_dir": f"run-{number}"}) for number in range(4)]
+    method = Method("local", {"method": "local"}, [CONFIGS])
+    runs = [method.settings({"run_dir": f"run-{number}"}) for number in range(4)]
     table = SweepTable(["trial"] * 4, False)
     with pytest.raises(RunError, match="run-1.*killed"):
         list(tune.side_by_side(runs, 1, table))
