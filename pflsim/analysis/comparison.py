@@ -210,6 +210,11 @@ class Comparison:
         return self.families[0].differences
 
     @property
+    def paired(self) -> bool:
+        """Whether there are differences, of groups that can be compared."""
+        return bool(self.differences) and not self.objections
+
+    @property
     def sentences(self) -> list[str]:
         """What the differences show; see `pflsim.analysis.verdict.sentences`."""
         means = {row.group.label: row.figures["mean"].mean for row in best_first(self.rows)}

@@ -17,8 +17,8 @@ from pflsim.terminal.exit_status import command_parser, exit_status
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from pflsim.analysis.charts import Against
     from pflsim.analysis.comparison import Comparison
-    from pflsim.analysis.curves import Against
     from pflsim.analysis.tables import Table
 
 
@@ -95,8 +95,7 @@ def all_figures(
         if name not in known:
             raise SettingsError(f"figures: {name}: {nearest(name, known)}")
     for number, comparison in enumerate(compared, 1):
-        different = comparison.differences and not comparison.objections
-        for name in names if different else {*names} & {"curves"}:
+        for name in names if comparison.paired else {*names} & {"curves"}:
             with template(STYLES[style]):
                 drawn = DRAWN[name](comparison, STYLES[style], *[against] * (name == "curves"))
             found[f"{name}-{number}" if len(compared) > 1 else name] = drawn

@@ -50,6 +50,12 @@ def signed(value: float | None, decimals: int | None = None) -> str:
     return next((text for text in texts if text.strip("+−0.")), texts[0][1:])
 
 
+def points(value: float | None, metric: str) -> str:
+    """Return a difference in a metric with its sign, in points if the metric is an accuracy."""
+    scale, decimals, _ = scale_of(metric)
+    return signed(None if value is None else scale * value, decimals)
+
+
 def steady(low: float | None, high: float | None, scale: float, decimals: int | None) -> str:
     """Return a bootstrap interval with so many digits that another seed changes the last one by at most one unit."""
     if low is None or high is None:
@@ -159,8 +165,7 @@ def _of_levels(
 
 
 def _size(difference: float, metric: str, unit: bool = True) -> str:
-    scale, decimals, name = scale_of(metric)
-    return signed(scale * abs(difference), decimals).removeprefix("+") + name * unit
+    return points(abs(difference), metric).removeprefix("+") + scale_of(metric)[2] * unit
 
 
 def _side(higher: bool) -> str:

@@ -1,19 +1,21 @@
-"""The numbers behind the charts of clients, curves and cost. The templates draw them."""
+"""The comparisons of a page, and what its charts need besides `pflsim.analysis.charts`. The templates draw them."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
+from statistics import fmean
 
 import numpy as np
 import pandas as pd
 
-from pflsim.analysis.comparison import frontier
-from pflsim.analysis.curves import of_test
+from pflsim.analysis.axes import Axis, axis, log_axis
+from pflsim.analysis.charts import REACH, Line, client_table, curve, least_length, limits_of, lines_of
+from pflsim.analysis.comparison import Comparison, frontier
 from pflsim.analysis.differences import values_of
-from pflsim.analysis.report.axes import Axis, axis, log_axis
-from pflsim.analysis.report.forest import Benchmark, Line
+from pflsim.analysis.report.grid import Grid
 from pflsim.config.names import listed
 from pflsim.records.evaluation import grouped
 
@@ -24,6 +26,64 @@ MAX_POINTS = 60
 NARROW = 2.0
 """How much more of a chart's width a letter takes on a phone."""
 Label = tuple[float, float, str]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A comparison as the page shows it.
+
+    Args:
+        comparison: what is shown in detail: of many settings, the best of each method.
+        whole: the comparison of all groups.
+        grid: the settings that were tried, of methods with several.
+    """
+
+    comparison: Comparison
+    whole: Comparison
+    grid: Grid | None
+
+    @cached_property
+    def lines(self) -> list[Line]:
+        """The groups, best first; as given if they cannot be compared."""
+        return lines_of(self.comparison)
+
+    @property
+    def seeds(self) -> int:
+        """The largest number of seeds of a group."""
+        return max(len(group.runs) for group in self.comparison.groups)
+
+    @property
+    def least(self) -> float:
+        """The least length of an axis of the primary metric."""
+        return least_length(self.comparison)
+
+    def delta_axis(self, number: int = 0) -> Axis:
+        """Return the axis of the differences to a reference."""
+        if number:  # a narrow column with all means
+            found = [d for line in self.lines if (d := line.deltas[number])]
+            means = [d.mean for d in found if d.mean is not None]
+            most = REACH * max([self.least / 2, *map(abs, means)])
+            ends = [min(max(end, -most), most) for d in found for end in d.over_seeds if end is not None]
+            return axis([0.0, *means, *ends], self.least, 2)
+        return axis(limits_of(self.comparison, self.lines), pad=0)
+
+
+def overall(benchmarks: Sequence[Benchmark]) -> tuple[list[list[Line | None]], Axis]:
+    """Return the forest plot of several benchmarks.
+
+    Returns:
+        A line for each method and benchmark, None if it lacks the method, sorted by the mean over the benchmarks; and
+        the axis of the differences to the references.
+    """
+    by_label = [{line.label: line for line in each.lines} for each in benchmarks]
+    rows = [[own.get(label) for own in by_label] for label in dict.fromkeys(label for own in by_label for label in own)]
+
+    def mean(row: list[Line | None]) -> float:
+        return fmean(line.row.figures["mean"].mean for line in row if line)
+
+    first = benchmarks[0].comparison
+    ordered = sorted(rows, key=mean, reverse=first.higher)
+    return ordered, axis(limits_of(first, [line for row in ordered for line in row if line]), pad=0)
 
 
 @dataclass(frozen=True)
@@ -53,20 +113,17 @@ class Gains:
 
 def gains(benchmark: Benchmark) -> Gains | None:
     """Return the values of the clients that all groups have; None if there is no such client."""
-    comparison = benchmark.comparison
-    values, primary = values_of(comparison.groups, comparison.choice), comparison.primary
-    by_pair = {k: pd.concat({seed: found[primary] for seed, found in v.items()}) for k, v in values.items()}
-    if (table := pd.DataFrame(by_pair).dropna()).empty:
+    comparison, same = benchmark.comparison, benchmark.comparison.families[0].same_clients
+    if (table := client_table(comparison).dropna()).empty:
         return None
-    tests = pd.concat({seed: pd.Series(found["total"]) for seed, found in values[comparison.reference.label].items()})
-    if same := comparison.families[0].same_clients:
-        table = pd.concat([pd.DataFrame(table.groupby(level=1).mean())], keys=[0])
+    (values,) = values_of([comparison.reference], comparison.choice).values()
+    tests = pd.concat({seed: pd.Series(found["total"]) for seed, found in values.items()})
+    if same:
         tests = pd.concat([pd.Series(tests.groupby(level=1).mean())], keys=[0])
-    ordered = table.sort_values(comparison.reference.label, ascending=comparison.higher, kind="stable")
     parts = np.array_split(np.arange(len(table)), min(len(table), MAX_COLUMNS))
-    columns = pd.DataFrame([ordered.iloc[part].mean() for part in parts])
+    columns = pd.DataFrame([table.iloc[part].mean() for part in parts])
     y = axis(columns.to_numpy().ravel().tolist(), benchmark.least, 3)
-    return Gains(y, ordered, columns, tests, benchmark.seeds > 1 and not same)
+    return Gains(y, table, columns, tests, benchmark.seeds > 1 and not same)
 
 
 @dataclass(frozen=True)
@@ -80,21 +137,14 @@ class Curves:
 
     x: Axis
     y: Axis
-    points: dict[str, tuple[list[int], list[float], list[float], list[float]]]
+    points: dict[str, list[list[float]]]
 
 
 def curves(benchmark: Benchmark) -> Curves:
     """Return the curves of the primary metric at the rounds that all runs of a group have."""
-    measure, points = of_test(), {}
-    for group in benchmark.comparison.groups:
-        found = [{line.round: measure(run, line) for line in run.history} for run in group.runs]
-        finite = [{r: v for r, v in own.items() if v is not None and math.isfinite(v)} for own in found]
-        rounds = sorted(set.intersection(*map(set, finite)))
-        rounds = [rounds[n] for n in np.linspace(0, len(rounds) - 1, min(len(rounds), MAX_POINTS)).round().astype(int)]
-        values = np.array([[own[number] for number in rounds] for own in finite])  # [seeds, rounds]
-        if rounds:
-            points[group.label] = rounds, values.mean(0).tolist(), values.min(0).tolist(), values.max(0).tolist()
-    every = [number for rounds, *_ in points.values() for number in rounds] or [1]
+    each = {group.label: curve(group, most=MAX_POINTS) for group in benchmark.comparison.groups}
+    points = {label: [values.tolist() for values in own] for label, own in each.items() if own}
+    every = [round(number) for rounds, *_ in points.values() for number in rounds] or [1]
     values = [value for _, _, low, high in points.values() for value in (*low, *high)]
     x = Axis(min(every), max(*every, min(every) + 1), ())
     return Curves(x, axis(values, benchmark.least, 3), points)

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import pflsim.analysis.report.charts as charts
 import pflsim.analysis.report.facts as facts
 import pflsim.analysis.report.structure as structure
+from pflsim.analysis.axes import axis
 from pflsim.analysis.comparison import STATS, Comparison, Spread, compare, compare_sets, row
 from pflsim.analysis.groups import check_evaluation
-from pflsim.analysis.report.axes import axis
-from pflsim.analysis.report.forest import Benchmark, overall
+from pflsim.analysis.report.charts import Benchmark, overall
 from pflsim.analysis.report.grid import MAX_GROUPS, grid_of
 from pflsim.analysis.report.study import Study, read_study
 from pflsim.analysis.runs import Run, read_run
 from pflsim.analysis.tables import as_csv, drawn, numbers, records, remarks, span, tables
-from pflsim.analysis.verdict import decimals_of, fixed, over_benchmarks, rounded, scale_of, signed, winners
+from pflsim.analysis.verdict import decimals_of, fixed, over_benchmarks, points, rounded, scale_of, winners
 from pflsim.analysis.words import heading, varying
 from pflsim.config.names import listed, written
 from pflsim.errors import SettingsError
@@ -105,7 +105,7 @@ def environment(who: Sequence[Identity]) -> Environment:
 
     loader = PackageLoader("pflsim.analysis.report", "templates")
     env = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    env.filters |= {"rate": _rate, "size": _size, "plural": plural, "p": _p, "listed": listed, "points": _points}
+    env.filters |= {"rate": _rate, "size": _size, "plural": plural, "p": _p, "listed": listed, "points": points}
     env.filters |= {"thousands": "{:,}".format, "span": span}
     env.filters |= {"duration": lambda value: format_seconds(value.mean), "letters": in_text, "numbers": numbers}
     env.filters |= {"begun": lambda text: text if text[1:2].isupper() else text[:1].upper() + text[1:], "zip": zip}
@@ -132,7 +132,7 @@ def _render(benchmarks: Sequence[Benchmark], out: Sequence[tuple[str, str]], stu
         "latex": "\n\n".join(drawn(tables(each), "latex") for each in comparisons), "winners": "", "together": "",
     }  # fmt: skip
     sets = [(" ".join(n), c.families[0], c.higher) for n, c in zip(names, comparisons, strict=True)]
-    if len(benchmarks) > 1 and all(c.differences and not c.objections for c in comparisons):
+    if len(benchmarks) > 1 and all(c.paired for c in comparisons):
         values |= {"winners": winners(sets), "overall": overall(benchmarks)}
         values["together"] = over_benchmarks([(each, higher) for _, each, higher in sets])
     texts = [env.get_template("section.html").render(values, b=benchmark) for benchmark in benchmarks]
@@ -150,12 +150,6 @@ def _rate(value: Spread | float | None, decimals: int = 3, like: float | None = 
     found = value.mean if isinstance(value, Spread) else value
     text = NONE if found is None or found != found else fixed(found, decimals_of(like or found, decimals))
     return text.replace("-", "−") if float(text.strip(NONE) or 1) else text.removeprefix("-")
-
-
-def _points(value: float | None, metric: str) -> str:
-    """Format a difference with its sign, in points if the metric is an accuracy."""
-    scale, decimals, _ = scale_of(metric)
-    return signed(None if value is None else scale * value, decimals)
 
 
 def _p(value: float | None) -> str:

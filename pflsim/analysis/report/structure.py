@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pflsim.analysis.report.charts import MAX_COLUMNS
-from pflsim.analysis.report.forest import Benchmark, Line
+from pflsim.analysis.charts import Line
+from pflsim.analysis.report.charts import MAX_COLUMNS, Benchmark
 from pflsim.analysis.runs import Run
 from pflsim.records.trace import read_matrices
 from pflsim.types import Matrix

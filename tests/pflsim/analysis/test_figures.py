@@ -14,8 +14,8 @@ from made_runs import made, make_run
 from matplotlib.figure import Figure
 
 import pflsim
+from pflsim.analysis.charts import curve
 from pflsim.analysis.comparison import Comparison, best_first, compare, frontier
-from pflsim.analysis.curves import of_test, seed_points
 from pflsim.analysis.figures import NAMES, all_figures, main
 from pflsim.analysis.forest import NOT_CLEAR
 from pflsim.analysis.groups import group_runs
@@ -93,9 +93,9 @@ def test_the_tables_have_the_numbers_of_the_comparison(comparison: Comparison) -
         gains = GAINS[d.group.method]
         assert (number(loss), number(gain)) == (min(gains), max(gains))
     for name, first, last, low, high in found["curves"]:
-        means = seed_points(rows[name].group, "rounds", of_test())[:, :, 1]
-        assert [number(x) for x in (first, last, low, high)] == pytest.approx(
-            [*means.mean(0), means[:, -1].min(), means[:, -1].max()], abs=5e-4
+        own = curve(rows[name].group)
+        assert own and [number(x) for x in (first, last, low, high)] == pytest.approx(
+            [*own.mean, own.low[-1], own.high[-1]], abs=5e-4
         )
     assert {name: size for name, size, *_ in found["cost"]}["FedRep"] == "40.0 kB"  # 10 clients, 2 rounds, both ways
 

@@ -7,7 +7,8 @@ import re
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -16,11 +17,12 @@ from made_runs import made
 from rich.cells import cell_len
 from rich.console import Console
 
-from pflsim.analysis.comparison import Comparison, compare
-from pflsim.analysis.forest import GLYPHS, Forest, ForestRow, as_text, axis_limits, forest
+from pflsim.analysis.charts import Line, axis_limits, limits_of, lines_of
+from pflsim.analysis.comparison import Comparison, Spread, compare
+from pflsim.analysis.forest import GLYPHS, as_text
 from pflsim.analysis.groups import group_runs
 from pflsim.analysis.report import main as report_main
-from pflsim.analysis.report.forest import Benchmark, overall
+from pflsim.analysis.report.charts import Benchmark, overall
 from pflsim.analysis.report.page import page as report
 from pflsim.analysis.runs import find_runs, read_run
 from pflsim.analysis.tables import forest_text, render
@@ -30,36 +32,42 @@ OTHERS = ["fedrep", "ifca", "fedavg", "ditto", "pfedme", "scaffold"]
 finite = st.floats(-80, 80).map(lambda x: round(x, 3))
 
 
-def row(method: str, mean: float | None, half: float | None, level: Any, seeds: Sequence[float] = ()) -> ForestRow:
-    low, high = (None, None) if half is None or mean is None else (mean - half, mean + half)
-    return ForestRow(identity(method).display, identity(method), mean, tuple(seeds), low, high, level, 0.5, 0.4)
+def line(method: str, mean: float = 0.0, half: float | None = None, level: Any = None, seeds: Any = ()) -> Line:
+    """A method with a difference in points; without a level, it is the reference."""
+    ends = (None, None) if half is None else ((mean - half) / 100, (mean + half) / 100)
+    by_seed = [each / 100 for each in seeds]
+    d = level and SimpleNamespace(mean=mean / 100, by_seed=by_seed, over_seeds=ends, level=level)
+    group = SimpleNamespace(label=identity(method).display, method=method)
+    figures = {"mean": Spread((0.5,)), "worst_decile": Spread((0.4,))}
+    return Line(cast(Any, SimpleNamespace(group=group, figures=figures)), (d,))
 
 
-def plot(rows: Sequence[ForestRow], higher: bool = True) -> Forest:
-    limits = axis_limits([(own.mean or 0.0, *own.by_seed) for own in rows], higher, 4.0)
-    return Forest((*rows, row("local", 0.0, None, None)), limits, "Local", "accuracy", higher, "points")
+def plot(lines: Sequence[Line], width: int = 80, higher: bool = True) -> list[str]:
+    """The lines of the plot."""
+    about = SimpleNamespace(primary="accuracy", higher=higher, rows=(), reference=SimpleNamespace(label="Local"))
+    return as_text(cast(Any, about), [*lines, line("local")], width).plain.splitlines()
 
 
 @given(st.lists(st.tuples(finite, st.floats(0, 30)), min_size=1, max_size=6), st.sampled_from([60, 61, 80, 200]))
 def test_an_interval_touches_zero_if_it_has_zero(found: list[tuple[float, float]], width: int) -> None:
-    rows = [row(OTHERS[n], mean, half, "not clear") for n, (mean, half) in enumerate(found)]
-    lines = as_text(plot(rows), width).plain.splitlines()
+    rows = [line(OTHERS[n], mean, half, "not clear") for n, (mean, half) in enumerate(found)]
+    lines = plot(rows, width)
     zero = lines[0].index("│")
     assert max(map(len, lines)) <= width
-    for shown, line in zip(rows, lines[2:], strict=False):
-        assert shown.low is not None and shown.high is not None
-        inside = shown.low <= 0 <= shown.high
-        assert (line[zero] in "┼◦") if inside else (line[zero] == "│"), (shown, line)
-        side = line[:zero] if shown.high < 0 else line[zero + 1 :]
+    for shown, text in zip(rows, lines[2:], strict=False):
+        low, high = cast(Any, shown.deltas[0]).over_seeds
+        inside = low <= 0 <= high
+        assert (text[zero] in "┼◦") if inside else (text[zero] == "│"), (shown, text)
+        side = text[:zero] if high < 0 else text[zero + 1 :]
         assert inside or set(side) & set("─◦◂▸"), "an interval that excludes 0 is on its side"
 
 
 def test_marks_by_evidence() -> None:
     levels = [("fedrep", "clear"), ("ifca", "on these clients only"), ("fedavg", "not clear")]
-    lines = as_text(plot([row(method, 9.0, 1.0, level) for method, level in levels]), 80).plain.splitlines()
-    assert [next(mark for mark in "★○◦" if mark in line) for line in lines[2:5]] == ["★", "○", "◦"]
+    lines = plot([line(method, 9.0, 1.0, level) for method, level in levels])
+    assert [next(mark for mark in "★○◦" if mark in text) for text in lines[2:5]] == ["★", "○", "◦"]
     assert "●" in lines[5] and "+9.0" in lines[2] and "0.0" not in lines[5]
-    one_seed = as_text(plot([row("fedrep", 9.0, None, "not clear")]), 80).plain
+    one_seed = "\n".join(plot([line("fedrep", 9.0, None, "not clear")]))
     assert "◦" in one_seed and "─" not in one_seed and "one seed" in one_seed
 
 
@@ -72,10 +80,10 @@ def test_every_character_takes_one_cell() -> None:
 def test_the_axis_leaves_out_what_is_far_behind() -> None:
     low, high = axis_limits([(0.4, 0.1, 0.7), (-0.5, -3.0, 2.0), (-54.1, -55.0, -53.0)], True, 4.0)
     assert -4 < low < -3 and 2 < high < 3, "means and seeds of the better half, and a margin"
-    near = [row("fedrep", 0.4, 5.0, "not clear", (0.1, 0.7)), row("ifca", -0.5, 1.0, "not clear", (-3.0, 2.0))]
-    lines = as_text(plot([*near, row("fedavg", -54.1, 2.0, "clear")]), 80).plain.splitlines()
+    near = [line("fedrep", 0.4, 5.0, "not clear", (0.1, 0.7)), line("ifca", -0.5, 1.0, "not clear", (-3.0, 2.0))]
+    lines = plot([*near, line("fedavg", -54.1, 2.0, "clear")])
     assert "◂■" in lines[4] and "−54.1" in lines[4], "the mark says how clear it is"
-    seen = as_text(plot([*near, row("fedavg", -54.1, 60.0, "on these clients only")]), 80).plain.splitlines()
+    seen = plot([*near, line("fedavg", -54.1, 60.0, "on these clients only")])
     assert "◂○─" in seen[4] and "▸" in seen[4]
     low, high = axis_limits([(-54.1,)], True, 4.0)
     assert low < -54.1, "a single method is shown"
@@ -99,12 +107,12 @@ def test_the_page_has_the_axis_of_the_terminal(tmp_path: Path) -> None:
     """Also with a panel for each of several benchmarks."""
     rights = {"local": 50, "ditto": 51, "fedrep": 52, "fedavg": 10}
     found = compare(group_runs(made(tmp_path / m, [[(n, 100)] * 3], method=m) for m, n in rights.items()))
-    plot, page = forest(found), Benchmark(found, found, None)
-    assert plot is not None and plot.limits[0] > -9, "FedAvg is beyond it"
+    limits, page = limits_of(found, lines_of(found)), Benchmark(found, found, None)
+    assert limits[0] > -0.09, "FedAvg is beyond it"
     assert report_main([str(tmp_path), "--out", str(tmp_path / "page.html")]) == 0
     assert '<use href="#k-dot" x="14" class="k na"/>' in (tmp_path / "page.html").read_text(), "and not clear"
     for axis in (page.delta_axis(), overall([page, page])[1]):
-        assert (100 * axis.low, 100 * axis.high) == pytest.approx(plot.limits)
+        assert (axis.low, axis.high) == pytest.approx(limits)
 
 
 def test_the_second_reference_has_intervals_over_seeds_too(tmp_path: Path) -> None:
@@ -126,8 +134,8 @@ def test_the_second_reference_has_intervals_over_seeds_too(tmp_path: Path) -> No
 
 
 def test_an_error_is_better_on_the_left() -> None:
-    rows = [row("fedrep", -3.0, 1.0, "clear"), row("ifca", 1.0, 1.0, "not clear"), row("fedavg", 90.0, 1.0, "clear")]
-    drawn = as_text(plot(rows, higher=False), 80).plain.splitlines()
+    rows = [line("fedrep", -3.0, 1.0, "clear"), line("ifca", 1.0, 1.0, "not clear"), line("fedavg", 90.0, 1.0, "clear")]
+    drawn = plot(rows, higher=False)
     assert drawn[0].index("better than Local │ worse") and "▸" in drawn[4] and "+90.0" in drawn[4]
 
 
@@ -143,12 +151,11 @@ def comparison(tmp_path: Path) -> Comparison:
 
 
 def test_the_rows_are_those_of_the_comparison(comparison: Comparison) -> None:
-    found = forest(comparison)
-    assert found is not None and [shown.name for shown in found.rows] == ["FedRep", "Local", "Ditto"]
-    first, reference, last = found.rows
-    assert first.mean == pytest.approx(13.5) and first.value == pytest.approx(0.545)
-    assert first.by_seed == pytest.approx((13.5,) * 3) and (first.low, first.high) == pytest.approx((13.5, 13.5))
-    assert (first.level, reference.level, last.level) == ("clear", None, "not clear")
+    assert [shown.label for shown in lines_of(comparison)] == ["FedRep", "Local", "Ditto"]
+    first, reference, last = (shown.deltas[0] for shown in lines_of(comparison))
+    assert first and last and first.mean == pytest.approx(0.135)
+    assert first.by_seed == pytest.approx((0.135,) * 3) and first.over_seeds == pytest.approx((0.135, 0.135))
+    assert (first.level, reference, last.level) == ("clear", None, "not clear")
     text = render([comparison], "text")
     assert text.index("better than Local") < text.index("is clearly better") < text.index("reported")
     assert "│" not in render([comparison], "markdown")
@@ -158,7 +165,7 @@ def test_runs_that_cannot_be_compared_have_no_plot(tmp_path: Path) -> None:
     alone = compare(group_runs([made(tmp_path / "a", [[(1, 2)]])]))
     unlike = [made(tmp_path / m, [[(1, 2)]], method=m, digest=m[0] * 64) for m in ("local", "ditto")]
     for each in (alone, compare(group_runs(unlike))):
-        assert forest(each) is None and forest_text(each, Console()) == ""
+        assert forest_text(each, Console()) == ""
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,6 @@ from dataclasses import dataclass
 
 from pflsim.analysis.verdict import fixed
 
-STEPS = (1, 2, 5)
-"""Multiples of a power of ten between ticks."""
-
 
 @dataclass(frozen=True, slots=True)
 class Axis:
@@ -56,27 +53,28 @@ def axis(values: Iterable[float], least: float = 0.0, count: int = 4, pad: float
         count: about how many ticks, at least two.
         pad: what is added at each end, as a share of the length.
     """
+    from matplotlib.ticker import MaxNLocator
+
     found = [*values] or [0.0, 1.0]
     low, high = min(found), max(found)
     more = max(least or 1e-3 * max(abs(low), abs(high), 1e-9), high - low) * (1 + 2 * pad) - (high - low)
     low, high = low - more / 2, high + more / 2
-    rough = (high - low) / count
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = min((s * p for s in STEPS for p in (power, 10 * power)), key=lambda step: abs(math.log(step / rough)))
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    first = max(first, 0) if min(found) >= 0 else first
-    if last <= first and count < 8:
-        return axis(found, least, count + 1, pad)
-    return Axis(low, high, tuple(round(n * step, 12) for n in range(first, last + 1)))
+    ticks = MaxNLocator(round(1.4 * count), steps=[1, 2, 5, 10]).tick_values(
+        max(low, 0) if min(found) >= 0 else low, high
+    )
+    return Axis(low, high, tuple(round(tick, 12) for tick in ticks.tolist() if low <= tick <= high))
 
 
 def log_axis(values: Iterable[float]) -> Axis:
-    """Return a logarithmic axis that covers positive values, with ticks at 1, 2 and 5 times powers of ten."""
+    """Return a logarithmic axis that covers positive values, with ticks at 1, 2 and 5 times powers of ten.
+
+    Over three decades or more, ticks are at powers of ten.
+    """
+    from matplotlib.ticker import LogLocator
+
     logs = [math.log10(value) for value in values]
     low, high = min(logs), max(logs)
     more = max(0.06 * (high - low), 0.2, 0.35 - (high - low) / 2)  # so that there are at least two ticks
     low, high = low - more, high + more
-    every = [s * 10.0**n for n in range(math.floor(low), math.ceil(high) + 1) for s in STEPS]
-    inside = [value for value in every if low <= math.log10(value) <= high]
-    tens = [value for value in inside if f"{value:e}".startswith("1.0")]
-    return Axis(low, high, tuple(inside if len(inside) <= 8 else tens), log=True)
+    ticks = LogLocator(subs=(1, 2, 5) if high - low < 2.7 else (1,), numticks=99).tick_values(10**low, 10**high)
+    return Axis(low, high, tuple(tick for tick in ticks.tolist() if low <= math.log10(tick) <= high), log=True)

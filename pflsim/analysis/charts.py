@@ -1,0 +1,161 @@
+"""What the charts show, computed once for text, matplotlib and HTML: forest plot, curves, and clients.
+
+`pflsim.analysis.comparison.frontier` is the line of the chart of cost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+from pflsim.analysis.comparison import Comparison, Row, best_first, both_ways
+from pflsim.analysis.differences import Difference, values_of
+from pflsim.analysis.groups import Group
+from pflsim.analysis.runs import Run
+from pflsim.analysis.verdict import scale_of
+from pflsim.terminal.identity import Identity, identity
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Against = Literal["rounds", "bytes", "seconds"]
+CUT = 4
+"""The axis leaves out methods that are worse by this multiple of what the better half of the methods needs."""
+REACH = 2
+"""The axis has the ends of intervals up to this multiple of the largest mean of the better half."""
+LEAST = 0.04
+"""Least length of the axis: of an accuracy in its own unit, of other metrics as a part of the reference's value."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Line:
+    """A group in a chart.
+
+    Args:
+        row: its figures.
+        deltas: its differences to the references; None: it is the reference, or there is no difference.
+        leads: whether it cannot be told apart from the best of several groups.
+    """
+
+    row: Row
+    deltas: tuple[Difference | None, ...]
+    leads: bool = False
+
+    @property
+    def label(self) -> str:
+        """The name for readers."""
+        return self.row.group.label
+
+    @property
+    def who(self) -> Identity:
+        """The colour and the mark."""
+        return identity(self.row.group.method)
+
+
+def lines_of(comparison: Comparison) -> list[Line]:
+    """Return the groups, best first; as given if they cannot be compared."""
+    found = [{d.group.label: d for d in each.differences} for each in comparison.families]
+    several = len(comparison.tied) > 1 and any(len(group.runs) > 1 for group in comparison.groups)
+    return [
+        Line(row, tuple(each.get(row.group.label) for each in found), several and row.group.label in comparison.tied)
+        for row in (comparison.rows if comparison.objections else best_first(comparison.rows))
+    ]
+
+
+def limits_of(comparison: Comparison, lines: Iterable[Line]) -> tuple[float, float]:
+    """Return the limits of the axis of the differences to the reference; the lines have the best methods first."""
+    shown = [(d.mean, d) for line in lines if (d := line.deltas[0]) and d.mean is not None]
+    values, intervals = [(mean, *d.by_seed) for mean, d in shown], [d.over_seeds for _, d in shown]
+    return axis_limits(values, comparison.higher, least_length(comparison), intervals)
+
+
+def least_length(comparison: Comparison) -> float:
+    """Return the least length of an axis of the primary metric (`LEAST`)."""
+    own = [row.figures["mean"].mean for row in comparison.rows if row.group is comparison.reference and row.rounds]
+    return LEAST * (abs(own[0]) if own and not scale_of(comparison.primary)[2] else 1.0) or LEAST
+
+
+def axis_limits(
+    values: Sequence[Sequence[float]],
+    higher: bool,
+    least: float,
+    intervals: Sequence[tuple[float | None, float | None]] = (),
+) -> tuple[float, float]:
+    """Return the limits of the axis.
+
+    It has 0, the means and seeds of the methods that are not far behind (`CUT`), and the intervals of the better half
+    as far as `REACH`.
+
+    Args:
+        values: the mean and the seeds of each method, best first.
+        higher: whether a higher difference is better.
+        least: the least length.
+        intervals: of each method, if there are any.
+    """
+    sign = 1 if higher else -1
+    reach = [[sign * x for x in own] for own in values]
+    better = (len(reach) + 1) // 2
+    need = max([least / 2, *(abs(x) for own in reach[:better] for x in own)])
+    near = [own[0] >= -CUT * need for own in reach]
+    shown = [0.0, *(x for own, holds in zip(reach, near, strict=True) if holds for x in own)]
+    ends = [sign * x for pair in intervals[:better] for x in pair if x is not None]
+    most = REACH * max([least / 2, *(abs(own[0]) for own in reach[:better])])
+    shown += [min(max(x, -most), most) for x in ends]
+    low, high = min(shown), max(shown)
+    more = max(0.05 * (high - low), (least - (high - low)) / 2)
+    return (low - more, high + more) if higher else (-high - more, more - low)
+
+
+class Curve(NamedTuple):
+    """The reported model's primary metric on test data in the rounds that all runs of a group have.
+
+    Args:
+        x: the round, the bytes of all clients in both directions, or the wall seconds so far, as mean over seeds.
+        mean, low, high: over seeds.
+    """
+
+    x: np.ndarray
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def curve(group: Group, against: Against = "rounds", most: int = 400) -> Curve | None:
+    """Return the curve of a group, thinned out to so many points; None if its runs have no round in common."""
+    by_run = [_points(run, against) for run in group.runs]
+    rounds = sorted(set.intersection(*map(set, by_run)))
+    rounds = [rounds[n] for n in np.linspace(0, len(rounds) - 1, min(len(rounds), most)).round().astype(int)]
+    if not rounds:
+        return None
+    x, y = np.array([[found[number] for number in rounds] for found in by_run]).transpose(2, 0, 1)
+    return Curve(x.mean(0), y.mean(0), y.min(0), y.max(0))
+
+
+def _points(run: Run, against: Against) -> dict[int, tuple[float, float]]:
+    """Return x and y by round."""
+    xs: Sequence[float] = {
+        "rounds": [line.round for line in run.history],
+        "bytes": [both_ways(line.traffic_total) for line in run.history],
+        "seconds": list(accumulate(line.total_seconds for line in run.history)),
+    }[against]
+    lines = [(x, line, line.evaluations.get(run.reported)) for x, line in zip(xs, run.history, strict=True)]
+    return {line.round: (x, found.mean) for x, line, found in lines if found and math.isfinite(found.mean)}
+
+
+def client_table(comparison: Comparison) -> DataFrame:
+    """Return the primary metric [pairs, groups] by seed and client, the weakest with the reference first.
+
+    Clients that are the same in every seed have their mean over the seeds.
+    """
+    from pandas import DataFrame, concat
+
+    values, primary, base = values_of(comparison.groups, comparison.choice), comparison.primary, comparison.reference
+    table = DataFrame({k: concat({seed: found[primary] for seed, found in v.items()}) for k, v in values.items()})
+    if comparison.families[0].same_clients:
+        table = concat([DataFrame(table.groupby(level=1).mean())], keys=[0])
+    return table.dropna(subset=[base.label]).sort_values(base.label, ascending=comparison.higher, kind="stable")
