@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from pflsim.analysis.comparison import Comparison, Row, best_first, both_ways
-from pflsim.analysis.differences import Difference, values_of
+from pflsim.analysis.comparison import Comparison, Row, both_ways
+from pflsim.analysis.differences import values_of
 from pflsim.analysis.groups import Group
 from pflsim.analysis.runs import Run
 from pflsim.analysis.verdict import scale_of
-from pflsim.terminal.identity import Identity, identity
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -32,42 +30,7 @@ LEAST = 0.04
 """Least length of the axis: of an accuracy in its own unit, of other metrics as a part of the reference's value."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Line:
-    """A group in a chart.
-
-    Args:
-        row: its figures.
-        deltas: its differences to the references; None: it is the reference, or there is no difference.
-        leads: whether it cannot be told apart from the best of several groups.
-    """
-
-    row: Row
-    deltas: tuple[Difference | None, ...]
-    leads: bool = False
-
-    @property
-    def label(self) -> str:
-        """The name for readers."""
-        return self.row.group.label
-
-    @property
-    def who(self) -> Identity:
-        """The colour and the mark."""
-        return identity(self.row.group.method)
-
-
-def lines_of(comparison: Comparison) -> list[Line]:
-    """Return the groups, best first; as given if they cannot be compared."""
-    found = [{d.group.label: d for d in each.differences} for each in comparison.families]
-    several = len(comparison.tied) > 1 and any(len(group.runs) > 1 for group in comparison.groups)
-    return [
-        Line(row, tuple(each.get(row.group.label) for each in found), several and row.group.label in comparison.tied)
-        for row in (comparison.rows if comparison.objections else best_first(comparison.rows))
-    ]
-
-
-def limits_of(comparison: Comparison, lines: Iterable[Line]) -> tuple[float, float]:
+def limits_of(comparison: Comparison, lines: Iterable[Row]) -> tuple[float, float]:
     """Return the limits of the axis of the differences to the reference; the lines have the best methods first."""
     shown = [(d.mean, d) for line in lines if (d := line.deltas[0]) and d.mean is not None]
     values, intervals = [(mean, *d.by_seed) for mean, d in shown], [d.over_seeds for _, d in shown]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pflsim.analysis.axes import log_axis
-from pflsim.analysis.charts import Against, client_table, curve, least_length, limits_of, lines_of
+from pflsim.analysis.charts import Against, client_table, curve, least_length, limits_of
 from pflsim.analysis.comparison import Comparison, Row, best_first, frontier
 from pflsim.analysis.differences import Difference, Level
 from pflsim.analysis.forest import NOT_CLEAR
@@ -40,13 +40,13 @@ Drawn = tuple["Figure", Table]
 
 def draw_forest(comparison: Comparison, style: Style) -> Drawn:
     """Draw the differences to the reference: the interval over seeds, a tick per seed, and the mean by its evidence."""
-    lines, metric, reference = lines_of(comparison), comparison.primary, comparison.reference.label
+    lines, metric, reference = comparison.lines, comparison.primary, comparison.reference.label
     figure = new_figure(style, style.column, (4.5 + 1.6 * len(lines)) * style.labels / 72)
     axes, (low, high) = figure.add_subplot(), limits_of(comparison, lines)
     beside = {"va": "center_baseline", "transform": axes.get_yaxis_transform()}
     table = []
     for y, line in enumerate(lines):
-        value, worst = (rounded(line.row.figures[name].mean) for name in ("mean", "worst_decile"))
+        value, worst = (rounded(line.figures[name].mean) for name in ("mean", "worst_decile"))
         axes.text(1.02, y, value, **beside)
         if line.who.family == "reference":
             axes.axhspan(y - 0.48, y + 0.48, color=GRID, linewidth=0, zorder=0)
@@ -128,7 +128,7 @@ def _panels(comparison: Comparison, style: Style, rows: Sequence[Row], x_label: 
     figure = new_figure(style, width, 0.45 + 1.0 * down)
     found = [*figure.subplots(down, along, sharex=True, sharey=True, squeeze=False).flat]
     for number, (axes, row) in enumerate(zip(found, rows, strict=False)):
-        axes.set_title(row.group.label, loc="left")
+        axes.set_title(row.label, loc="left")
         axes.tick_params(labelbottom=number + along >= len(rows), bottom=number + along >= len(rows))
         axes.grid(axis="y", color=GRID)
         axes.set_axisbelow(True)
@@ -153,7 +153,7 @@ def draw_curves(comparison: Comparison, style: Style, against: Against = "rounds
     behind = [row for row, m in zip(found, methods, strict=True) if m in ("local", "fedavg") and methods.count(m) == 1]
 
     def draw(axes: Axes, row: Row, line: str = "-", colour: str | None = None) -> None:
-        own, shade = found[row][1], colour or identity(row.group.method).light
+        own, shade = found[row][1], colour or row.who.light
         axes.plot(own.x, own.mean, line, color=shade, linewidth=0.8 if colour else 1.1)
         if colour is None:
             axes.fill_between(own.x, own.low, own.high, color=shade, alpha=0.2, linewidth=0)
@@ -162,7 +162,7 @@ def draw_curves(comparison: Comparison, style: Style, against: Against = "rounds
         figure = new_figure(style, style.column, min(style.column * 0.7, HEIGHT))
         axes = figure.add_subplot(xlabel=name, ylabel=f"test {in_text(comparison.primary)}", axisbelow=True)
         for row in found:
-            draw(axes, row, LINES[identity(row.group.method).dash])
+            draw(axes, row, LINES[row.who.dash])
         axes.grid(axis="y", color=GRID)
         figure.draw_without_rendering()  # the labels need the limits and the height
         _names_at_ends(axes, [(own.mean[-1], own.x[-1], row.group) for row, (_, own) in found.items()], style.labels)
@@ -175,7 +175,7 @@ def draw_curves(comparison: Comparison, style: Style, against: Against = "rounds
             draw(axes, row)
         for other in behind:
             end, looks = (found[other][1].x[-1], found[other][1].mean[-1]), {"color": CONTEXT, "fontsize": style.ticks}
-            _text(panels[0], other.group.label, end, (0, -1.1 * style.ticks), "right", **looks)
+            _text(panels[0], other.label, end, (0, -1.1 * style.ticks), "right", **looks)
     figure.axes[0].xaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=1))  # the panels share it
     if against == "bytes":
         figure.axes[0].xaxis.set_major_formatter(EngFormatter("B"))
@@ -185,7 +185,7 @@ def draw_curves(comparison: Comparison, style: Style, against: Against = "rounds
     for row, (own, _) in found.items():
         means = dict(zip(own.x, own.mean, strict=True))
         cells = [f"{means[n]:.3f}" if n in means else "" for n in rounds]
-        table.append((row.group.label, *cells, f"{own.low[-1]:.3f}", f"{own.high[-1]:.3f}"))
+        table.append((row.label, *cells, f"{own.low[-1]:.3f}", f"{own.high[-1]:.3f}"))
     headers = ("method", *(f"round {n:.0f}" for n in rounds), "lowest", "highest")
     note = "Mean over seeds by round; band, and lowest and highest: seeds, in the table in the last round"
     return figure, Table(title(comparison, in_words=True), headers, tuple(table), (note, *comparison.objections))
@@ -217,9 +217,9 @@ def _names_at_ends(axes: Axes, found: Sequence[tuple[float, float, Group]], size
 def draw_clients(comparison: Comparison, style: Style) -> Drawn:
     """Draw every client of every seed in the order of the reference's results, with what a method gains or loses."""
     values, metric, reference = client_table(comparison), comparison.primary, comparison.reference.label
-    found = [(line, line.deltas[0]) for line in lines_of(comparison) if line.deltas[0]]
+    found = [(line, line.deltas[0]) for line in comparison.lines if line.deltas[0]]
     who = "clients, mean over seeds" if comparison.families[0].same_clients else "clients of all seeds"
-    figure, panels = _panels(comparison, style, [line.row for line, _ in found], f"{who}, by the result of {reference}")
+    figure, panels = _panels(comparison, style, [line for line, _ in found], f"{who}, by the result of {reference}")
     x, table, sign, theirs = np.arange(len(values)), [], 1 if comparison.higher else -1, values[reference].to_numpy()
     for axes, (line, d) in zip(panels, found, strict=True):
         ours, colour = values[line.label].to_numpy(), line.who.light
@@ -249,17 +249,17 @@ def draw_cost(comparison: Comparison, style: Style) -> Drawn:
     from matplotlib.ticker import EngFormatter
 
     worth, rows = frontier(comparison), best_first(comparison.rows)
-    sizes = {row.group.label: row.figures["bytes_total"].mean for row in rows}
+    sizes = {row.label: row.figures["bytes_total"].mean for row in rows}
     none = min((size for size in sizes.values() if size), default=1.0) / 3  # where runs without bytes are
-    at = {row.group.label: (sizes[row.group.label] or none, row.figures["mean"].mean) for row in rows}
+    at = {row.label: (sizes[row.label] or none, row.figures["mean"].mean) for row in rows}
     figure = new_figure(style, style.column, min(style.column * 0.7, HEIGHT))
     axes = figure.add_subplot(xscale="log", axisbelow=True)
     axes.margins(0.12, 0.08)
     last = max(x for x, _ in at.values()), at[worth[-1].group.label][1]
-    steps = np.array([*(at[row.group.label] for row in worth), last])
+    steps = np.array([*(at[row.label] for row in worth), last])
     axes.step(*steps.T, where="post", color=CONTEXT, linewidth=0.8)
     for row in rows:
-        axes.plot(*at[row.group.label], **mark_of(identity(row.group.method), "clear", 5 if row in worth else 3.5))
+        axes.plot(*at[row.label], **mark_of(row.who, "clear", 5 if row in worth else 3.5))
     low, high = axes.get_ylim()
     more = max(2.5 * least_length(comparison) - (high - low), 0) / 2
     axes.set_ylim(low - more, high + more)
@@ -273,14 +273,14 @@ def draw_cost(comparison: Comparison, style: Style) -> Drawn:
         break_ = {"ha": "center", "va": "center", "transform": axes.get_xaxis_transform(), "color": CONTEXT}
         axes.text(1.3 * none, 0, "//", **break_, bbox={"color": "white", "pad": 0.5})
     figure.draw_without_rendering()  # sets the scale of the axes, which the names need
-    marks = [(row.group, at[row.group.label], row in worth) for row in dict.fromkeys([*worth, *rows])]
+    marks = [(row.group, at[row.label], row in worth) for row in dict.fromkeys([*worth, *rows])]
     _names_with_room(axes, marks, style.ticks, steps)
     table = []
-    for row in sorted(rows, key=lambda row: sizes[row.group.label]):
-        size, mean = format_bytes(sizes[row.group.label]), f"{row.figures['mean'].mean:.3f}"
-        table.append((row.group.label, size, mean, "yes" * (row in worth)))
+    for row in sorted(rows, key=lambda row: sizes[row.label]):
+        size, mean = format_bytes(sizes[row.label]), f"{row.figures['mean'].mean:.3f}"
+        table.append((row.label, size, mean, "yes" * (row in worth)))
     headers = ("method", "bytes", in_text(comparison.primary), "frontier")
-    clearly = "clearly " * any(len(group.runs) > 1 for group in comparison.groups)
+    clearly = "clearly " * (comparison.seeds > 1)
     line = f"Frontier: each {clearly}better than the one with fewer bytes before it"
     notes = ("Bytes: both directions, all clients, whole run", line, _round(comparison))
     return figure, Table(title(comparison, in_words=True), headers, tuple(table), notes)

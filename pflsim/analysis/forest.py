@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
-from pflsim.analysis.charts import Line, limits_of
-from pflsim.analysis.comparison import Comparison
+from pflsim.analysis.charts import limits_of
+from pflsim.analysis.comparison import Comparison, Row
 from pflsim.analysis.verdict import points, rounded, scale_of
 from pflsim.terminal.formats import flowed
 
@@ -19,7 +19,7 @@ GLYPHS = {
 """Marks as characters that take one cell of a terminal."""
 
 
-def as_text(comparison: Comparison, lines: Sequence[Line], width: int, page: str = "dark") -> Text:
+def as_text(comparison: Comparison, lines: Sequence[Row], width: int, page: str = "dark") -> Text:
     """Draw a forest plot with characters.
 
     An interval that excludes 0 does not touch the column of 0, however the ends are rounded.
@@ -32,7 +32,7 @@ def as_text(comparison: Comparison, lines: Sequence[Line], width: int, page: str
     """
     metric, (low, high) = comparison.primary, limits_of(comparison, lines)
     heads = ("points" if scale_of(metric)[2] else "diff.", "worst", "mean")
-    figures = [(line.deltas[0], *(line.row.figures[name].mean for name in ("worst_decile", "mean"))) for line in lines]
+    figures = [(line.deltas[0], *(line.figures[name].mean for name in ("worst_decile", "mean"))) for line in lines]
     cells = [(points(d.mean, metric) if d else "", rounded(worst, 2), rounded(mean)) for d, worst, mean in figures]
     wide = [1 + max(map(len, column)) for column in zip(heads, *cells, strict=True)]
     names = min(max(12, *(len(line.label) for line in lines)), width // 3)
@@ -46,7 +46,7 @@ def as_text(comparison: Comparison, lines: Sequence[Line], width: int, page: str
     def numbers(texts: Sequence[str]) -> str:
         return "".join(text.rjust(size) for text, size in zip(texts, wide, strict=True))
 
-    def plotted(line: Line) -> tuple[str, bool]:
+    def plotted(line: Row) -> tuple[str, bool]:
         """Return the characters of a line's plot, and whether the line of 0 is its own."""
         found, d = [" "] * columns, line.deltas[0]
         found[zero] = "│"

@@ -322,6 +322,6 @@ def update_cosine(trace: Path) -> float:
 
 def page(answer: Answer, **content: Any) -> str:
     """Return the page with an answer and other values of the template."""
-    shown = Benchmark(answer.whole, answer.whole, None)
-    env = environment([line.who for line in shown.lines])
-    return env.get_template("probe.html").render(content, answer=answer, b=shown, about=heading(answer.whole))
+    whole = answer.whole
+    template = environment([line.who for line in whole.lines]).get_template("probe.html")
+    return template.render(content, answer=answer, b=Benchmark(whole, whole, None), about=heading(whole))

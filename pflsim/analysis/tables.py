@@ -17,8 +17,7 @@ import tabulate as tabulate_module
 from rich.console import Console
 from tabulate import LATEX_ESCAPE_RULES, tabulate
 
-from pflsim.analysis.charts import lines_of
-from pflsim.analysis.comparison import Comparison, Row, Spread, best_first
+from pflsim.analysis.comparison import Comparison, Row, Spread
 from pflsim.analysis.differences import Family
 from pflsim.analysis.forest import as_text
 from pflsim.analysis.runs import incomplete, run_settings
@@ -65,10 +64,8 @@ def tables(comparison: Comparison) -> list[Table]:
 
 def figures(comparison: Comparison) -> Table:
     """Return a table with one line per group, the best first if they can be compared."""
-    rows = comparison.rows
-    if not comparison.objections:
-        rows = [*best_first(rows), *(row for row in rows if "mean" not in row.figures)]
-    cells = {"method": [row.group.label for row in rows]}
+    rows = [*comparison.lines, *(row for row in comparison.rows if row not in comparison.lines)]
+    cells = {"method": [row.label for row in rows]}
     cells[MODEL] = [f"{row.scope.model}, {row.scope.phase}" for row in rows]
     if len({row.group.seeds for row in rows}) > 1:
         cells["seeds"] = [numbers(row.group.seeds) for row in rows]
@@ -302,7 +299,7 @@ def remarks(comparison: Comparison) -> Iterator[str]:
         if any(never):
             what = f"clients that have not taken part up to that round: {span(sorted(never))}"
             mean = Spread(tuple(others)).mean
-            yield f"{row.group.label}: {what}; without them, the {in_text(comparison.primary)} is {rounded(mean)}"
+            yield f"{row.label}: {what}; without them, the {in_text(comparison.primary)} is {rounded(mean)}"
 
 
 def numbers(values: Sequence[int]) -> str:
@@ -335,7 +332,7 @@ def forest_text(comparison: Comparison, terminal: Console) -> str:
         return ""
     page = "light" if os.environ.get("COLORFGBG", "").endswith((";7", ";15")) else "dark"
     with terminal.capture() as captured:
-        terminal.print(as_text(comparison, lines_of(comparison), terminal.width, page), soft_wrap=True, highlight=False)
+        terminal.print(as_text(comparison, comparison.lines, terminal.width, page), soft_wrap=True, highlight=False)
     return captured.get().rstrip("\n")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from statistics import fmean
 
@@ -12,8 +11,8 @@ import numpy as np
 import pandas as pd
 
 from pflsim.analysis.axes import Axis, axis, log_axis
-from pflsim.analysis.charts import REACH, Line, client_table, curve, least_length, limits_of, lines_of
-from pflsim.analysis.comparison import Comparison, frontier
+from pflsim.analysis.charts import REACH, client_table, curve, least_length, limits_of
+from pflsim.analysis.comparison import Comparison, Row, frontier
 from pflsim.analysis.differences import values_of
 from pflsim.analysis.report.grid import Grid
 from pflsim.config.names import listed
@@ -42,15 +41,10 @@ class Benchmark:
     whole: Comparison
     grid: Grid | None
 
-    @cached_property
-    def lines(self) -> list[Line]:
-        """The groups, best first; as given if they cannot be compared."""
-        return lines_of(self.comparison)
-
     @property
-    def seeds(self) -> int:
-        """The largest number of seeds of a group."""
-        return max(len(group.runs) for group in self.comparison.groups)
+    def leaders(self) -> tuple[str, ...]:
+        """The labels that cannot be told apart from the best of several groups."""
+        return self.comparison.tied if len(self.comparison.tied) > 1 < self.comparison.seeds else ()
 
     @property
     def least(self) -> float:
@@ -60,26 +54,26 @@ class Benchmark:
     def delta_axis(self, number: int = 0) -> Axis:
         """Return the axis of the differences to a reference."""
         if number:  # a narrow column with all means
-            found = [d for line in self.lines if (d := line.deltas[number])]
+            found = [d for line in self.comparison.lines if (d := line.deltas[number])]
             means = [d.mean for d in found if d.mean is not None]
             most = REACH * max([self.least / 2, *map(abs, means)])
             ends = [min(max(end, -most), most) for d in found for end in d.over_seeds if end is not None]
             return axis([0.0, *means, *ends], self.least, 2)
-        return axis(limits_of(self.comparison, self.lines), pad=0)
+        return axis(limits_of(self.comparison, self.comparison.lines), pad=0)
 
 
-def overall(benchmarks: Sequence[Benchmark]) -> tuple[list[list[Line | None]], Axis]:
+def overall(benchmarks: Sequence[Benchmark]) -> tuple[list[list[Row | None]], Axis]:
     """Return the forest plot of several benchmarks.
 
     Returns:
         A line for each method and benchmark, None if it lacks the method, sorted by the mean over the benchmarks; and
         the axis of the differences to the references.
     """
-    by_label = [{line.label: line for line in each.lines} for each in benchmarks]
+    by_label = [{line.label: line for line in each.comparison.lines} for each in benchmarks]
     rows = [[own.get(label) for own in by_label] for label in dict.fromkeys(label for own in by_label for label in own)]
 
-    def mean(row: list[Line | None]) -> float:
-        return fmean(line.row.figures["mean"].mean for line in row if line)
+    def mean(row: list[Row | None]) -> float:
+        return fmean(line.figures["mean"].mean for line in row if line)
 
     first = benchmarks[0].comparison
     ordered = sorted(rows, key=mean, reverse=first.higher)
@@ -123,7 +117,7 @@ def gains(benchmark: Benchmark) -> Gains | None:
     parts = np.array_split(np.arange(len(table)), min(len(table), MAX_COLUMNS))
     columns = pd.DataFrame([table.iloc[part].mean() for part in parts])
     y = axis(columns.to_numpy().ravel().tolist(), benchmark.least, 3)
-    return Gains(y, table, columns, tests, benchmark.seeds > 1 and not same)
+    return Gains(y, table, columns, tests, comparison.seeds > 1 and not same)
 
 
 @dataclass(frozen=True)
@@ -167,8 +161,8 @@ class Cost:
     x: Axis | None
     y: Axis
     height: int
-    points: list[tuple[Line, float, float, tuple[Label | None, Label | None], str]]
-    front: list[Line]
+    points: list[tuple[Row, float, float, tuple[Label | None, Label | None], str]]
+    front: list[Row]
 
     def at(self, count: float) -> float:
         """Return the place of bytes in percent; none have a place of their own at the left."""
@@ -177,11 +171,11 @@ class Cost:
 
 def cost(benchmark: Benchmark) -> Cost:
     """Return the costs and results of all groups."""
-    sent = {line: line.row.figures["bytes_total"].mean for line in benchmark.lines}
-    means = {line: line.row.figures["mean"].mean for line in benchmark.lines}
+    sent = {line: line.figures["bytes_total"].mean for line in benchmark.comparison.lines}
+    means = {line: line.figures["mean"].mean for line in benchmark.comparison.lines}
     x = log_axis(filter(None, sent.values())) if any(sent.values()) else None
     y = axis(means.values(), 2.5 * benchmark.least, 5, pad=0.08)
-    front = [line for row in frontier(benchmark.comparison) for line in sent if line.row is row]
+    front = frontier(benchmark.comparison)
     height = min(160 + 12 * len(sent), 320)
     where = {line: (_place(x, sent[line]), y.up(means[line], height)) for line in sent}
     ends = [*(where[line][0] for line in front[1:]), 100.0]
@@ -200,7 +194,7 @@ def cost(benchmark: Benchmark) -> Cost:
     return Cost(x, y, height, points[::-1], front)
 
 
-def _near(where: dict[Line, tuple[float, float]], line: Line) -> Line:
+def _near(where: dict[Row, tuple[float, float]], line: Row) -> Row:
     """Return the first group whose mark covers that of a group."""
     x, y = where[line]
     return next(each for each, (at, level) in where.items() if abs(at - x) < 1 and abs(level - y) < 8)

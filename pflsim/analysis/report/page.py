@@ -78,7 +78,8 @@ def _benchmark(whole: Comparison) -> Benchmark:
 
 def answer(benchmark: Benchmark) -> tuple[str, str]:
     """Return the first sentence with the methods' names in bold, as HTML, and the others."""
-    comparison, line, grid = benchmark.comparison, benchmark.lines[0], benchmark.grid
+    comparison, grid = benchmark.comparison, benchmark.grid
+    line = comparison.lines[0]
     said, name = comparison.sentences, in_text(comparison.primary)
     if grid and len({method for method, *_ in grid.lines}) == 1:
         best, by = grid.cells[0].row, "by validation" if comparison.choice == "best_val" else "on test data"
@@ -86,9 +87,9 @@ def answer(benchmark: Benchmark) -> tuple[str, str]:
         lead = f"Of {len(grid.cells)} settings of {identity(best.group.method).display}, {values} is the best {by}"
         said = [f"{lead}: its mean test {name} is {rounded(best.figures['mean'].mean)}.", *said]
     elif not said:
-        mean, worst = (rounded(line.row.figures[figure].mean) for figure in ("mean", "worst_decile"))
+        mean, worst = (rounded(line.figures[figure].mean) for figure in ("mean", "worst_decile"))
         said = [f"{line.label} has a mean {name} of {mean}.", f"Worst decile: {worst}."]
-    names = sorted((escape(line.label) for line in benchmark.lines), key=len, reverse=True)
+    names = sorted((escape(line.label) for line in comparison.lines), key=len, reverse=True)
     names = [name for name in names if name != escape(comparison.reference.label) or len(names) == 1]
     pattern = rf"(?<!\w)({'|'.join(map(re.escape, names))})(?!\w)"
     return re.sub(pattern, r"<b>\1</b>", escape(said[0], quote=False)), " ".join(said[1:])
@@ -122,7 +123,7 @@ def _render(benchmarks: Sequence[Benchmark], out: Sequence[tuple[str, str]], stu
     from markupsafe import Markup
 
     comparisons = [benchmark.comparison for benchmark in benchmarks]
-    who = list(dict.fromkeys(line.who for benchmark in benchmarks for line in benchmark.lines))
+    who = list(dict.fromkeys(line.who for benchmark in benchmarks for line in benchmark.comparison.lines))
     who += [method.who for method in (study.methods if study else ()) if method.who not in who]
     env = environment(who)
     names = varying(comparisons)
