@@ -31,47 +31,32 @@ LEAST = 0.04
 
 
 def limits_of(comparison: Comparison, lines: Iterable[Row]) -> tuple[float, float]:
-    """Return the limits of the axis of the differences to the reference; the lines have the best methods first."""
-    shown = [(d.mean, d) for line in lines if (d := line.deltas[0]) and d.mean is not None]
-    values, intervals = [(mean, *d.by_seed) for mean, d in shown], [d.over_seeds for _, d in shown]
-    return axis_limits(values, comparison.higher, least_length(comparison), intervals)
+    """Return the limits of the axis of the differences to the reference.
+
+    It has 0, the means and seeds of the methods that are not far behind (`CUT`), and the intervals of the better half
+    as far as `REACH`.
+
+    Args:
+        comparison: has the metric and the reference.
+        lines: the best first.
+    """
+    sign, least = 1 if comparison.higher else -1, least_length(comparison)
+    found = [(d.mean, d) for line in lines if (d := line.deltas[0]) and d.mean is not None]
+    reach = [[sign * x for x in (mean, *d.by_seed)] for mean, d in found]
+    better = (len(reach) + 1) // 2
+    need = max([least / 2, *(abs(x) for own in reach[:better] for x in own)])
+    most = REACH * max([least / 2, *(abs(mean) for mean, _ in found[:better])])
+    ends = [sign * x for _, d in found[:better] for x in d.over_seeds if x is not None]
+    shown = [0.0, *(x for own in reach if own[0] >= -CUT * need for x in own), *np.clip(ends, -most, most).tolist()]
+    low, high = min(shown), max(shown)
+    more = max(0.05 * (high - low), (least - (high - low)) / 2)
+    return (low - more, high + more) if comparison.higher else (-high - more, more - low)
 
 
 def least_length(comparison: Comparison) -> float:
     """Return the least length of an axis of the primary metric (`LEAST`)."""
     own = [row.figures["mean"].mean for row in comparison.rows if row.group is comparison.reference and row.rounds]
     return LEAST * (abs(own[0]) if own and not scale_of(comparison.primary)[2] else 1.0) or LEAST
-
-
-def axis_limits(
-    values: Sequence[Sequence[float]],
-    higher: bool,
-    least: float,
-    intervals: Sequence[tuple[float | None, float | None]] = (),
-) -> tuple[float, float]:
-    """Return the limits of the axis.
-
-    It has 0, the means and seeds of the methods that are not far behind (`CUT`), and the intervals of the better half
-    as far as `REACH`.
-
-    Args:
-        values: the mean and the seeds of each method, best first.
-        higher: whether a higher difference is better.
-        least: the least length.
-        intervals: of each method, if there are any.
-    """
-    sign = 1 if higher else -1
-    reach = [[sign * x for x in own] for own in values]
-    better = (len(reach) + 1) // 2
-    need = max([least / 2, *(abs(x) for own in reach[:better] for x in own)])
-    near = [own[0] >= -CUT * need for own in reach]
-    shown = [0.0, *(x for own, holds in zip(reach, near, strict=True) if holds for x in own)]
-    ends = [sign * x for pair in intervals[:better] for x in pair if x is not None]
-    most = REACH * max([least / 2, *(abs(own[0]) for own in reach[:better])])
-    shown += [min(max(x, -most), most) for x in ends]
-    low, high = min(shown), max(shown)
-    more = max(0.05 * (high - low), (least - (high - low)) / 2)
-    return (low - more, high + more) if higher else (-high - more, more - low)
 
 
 class Curve(NamedTuple):

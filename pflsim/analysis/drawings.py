@@ -13,15 +13,14 @@ from pflsim.analysis.axes import log_axis
 from pflsim.analysis.charts import Against, client_table, curve, least_length, limits_of
 from pflsim.analysis.comparison import Comparison, Row, best_first, frontier
 from pflsim.analysis.differences import Difference, Level
+from pflsim.analysis.figures import Style, new_figure
 from pflsim.analysis.forest import NOT_CLEAR
-from pflsim.analysis.groups import Group
-from pflsim.analysis.paper_style import Style, new_figure
 from pflsim.analysis.tables import Table, title
 from pflsim.analysis.verdict import points, rounded, scale_of
 from pflsim.config.names import listed
 from pflsim.records.evaluation import grouped
 from pflsim.terminal.formats import CHOSEN, format_bytes, in_text
-from pflsim.terminal.identity import MARKS, Identity, identity
+from pflsim.terminal.identity import MARKS, Identity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,14 +73,10 @@ def draw_forest(comparison: Comparison, style: Style) -> Drawn:
 
 def _interval(axes: Axes, who: Identity, d: Difference, y: int, metric: str, limits: tuple[float, float]) -> None:
     """Draw a difference: what lies beyond the limits as an arrow, and the mean there as a number."""
-    colour, mean, (low, high), (first, last) = (
-        GREY if d.level == "not clear" else who.light,
-        d.mean,
-        limits,
-        d.over_seeds,
-    )
+    mean, (low, high), (first, last) = d.mean, limits, d.over_seeds
     if mean is None:
         return
+    colour = GREY if d.level == "not clear" else who.light
     first, last = mean if first is None else first, mean if last is None else last
     inside = low <= mean <= high
     face = "white" if d.level == "on these clients only" and not inside else colour
@@ -165,7 +160,7 @@ def draw_curves(comparison: Comparison, style: Style, against: Against = "rounds
             draw(axes, row, LINES[row.who.dash])
         axes.grid(axis="y", color=GRID)
         figure.draw_without_rendering()  # the labels need the limits and the height
-        _names_at_ends(axes, [(own.mean[-1], own.x[-1], row.group) for row, (_, own) in found.items()], style.labels)
+        _names_at_ends(axes, [(own.mean[-1], own.x[-1], row) for row, (_, own) in found.items()], style.labels)
     else:
         shown = [row for row in found if row not in behind]
         figure, panels = _panels(comparison, style, shown, name)
@@ -191,12 +186,12 @@ def draw_curves(comparison: Comparison, style: Style, against: Against = "rounds
     return figure, Table(title(comparison, in_words=True), headers, tuple(table), (note, *comparison.objections))
 
 
-def _names_at_ends(axes: Axes, found: Sequence[tuple[float, float, Group]], size: float) -> None:
+def _names_at_ends(axes: Axes, found: Sequence[tuple[float, float, Row]], size: float) -> None:
     """Write names at the last points of curves: at least a line apart beside those that end together, else above.
 
     Args:
         axes: of the curves.
-        found: y and x of each last point, and the group.
+        found: y and x of each last point, and the row.
         size: of the font.
     """
     low, high = axes.get_ylim()
@@ -209,9 +204,9 @@ def _names_at_ends(axes: Axes, found: Sequence[tuple[float, float, Group]], size
             places.append(max(y, places[-1] + line))
         up = np.mean(places) - np.mean([y for y, *_ in ends])
         move, side = ((0, 0.9 * size), "center") if len(ends) == 1 < len(every) else ((4, 0), "left")
-        for (_, x, group), place in zip(ends, places, strict=True):
-            looks = {"color": identity(group.method).light, "path_effects": _halo()}
-            _text(axes, group.label, (x, place - up), move, side, **looks)
+        for (_, x, row), place in zip(ends, places, strict=True):
+            looks = {"color": row.who.light, "path_effects": _halo()}
+            _text(axes, row.label, (x, place - up), move, side, **looks)
 
 
 def draw_clients(comparison: Comparison, style: Style) -> Drawn:
@@ -248,37 +243,35 @@ def draw_cost(comparison: Comparison, style: Style) -> Drawn:
     """Draw the primary metric by the bytes of the whole run; marks off the frontier are small."""
     from matplotlib.ticker import EngFormatter
 
-    worth, rows = frontier(comparison), best_first(comparison.rows)
-    sizes = {row.label: row.figures["bytes_total"].mean for row in rows}
-    none = min((size for size in sizes.values() if size), default=1.0) / 3  # where runs without bytes are
-    at = {row.label: (sizes[row.label] or none, row.figures["mean"].mean) for row in rows}
+    worth, sizes = frontier(comparison), {row: row.figures["bytes_total"].mean for row in comparison.lines}
+    sent = [size for size in sizes.values() if size] or [1.0]
+    none, without = min(sent) / 3, not all(sizes.values())  # where runs without bytes are
+    at = {row: (size or none, row.figures["mean"].mean) for row, size in sizes.items()}
     figure = new_figure(style, style.column, min(style.column * 0.7, HEIGHT))
     axes = figure.add_subplot(xscale="log", axisbelow=True)
     axes.margins(0.12, 0.08)
-    last = max(x for x, _ in at.values()), at[worth[-1].group.label][1]
-    steps = np.array([*(at[row.label] for row in worth), last])
+    steps = np.array([*map(at.__getitem__, worth), (max(x for x, _ in at.values()), at[worth[-1]][1])])
     axes.step(*steps.T, where="post", color=CONTEXT, linewidth=0.8)
-    for row in rows:
-        axes.plot(*at[row.label], **mark_of(row.who, "clear", 5 if row in worth else 3.5))
+    for row, place in at.items():
+        axes.plot(*place, **mark_of(row.who, "clear", 5 if row in worth else 3.5))
     low, high = axes.get_ylim()
     more = max(2.5 * least_length(comparison) - (high - low), 0) / 2
     axes.set_ylim(low - more, high + more)
     axes.grid(axis="y", color=GRID)
     axes.set(xlabel="bytes in both directions, all clients, whole run", ylabel=f"test {in_text(comparison.primary)}")
-    ticks = log_axis([size for size in sizes.values() if size] or [1.0]).ticks
-    without = [none] * (not all(sizes.values()))
-    axes.set_xticks([*without, *ticks], [*(["none"] * len(without)), *map(EngFormatter("B"), ticks)])
+    ticks = log_axis(sent).ticks
+    axes.set_xticks([*[none] * without, *ticks], [*["none"] * without, *map(EngFormatter("B"), ticks)])
     axes.minorticks_off()
     if without:  # this place is not on the scale
         break_ = {"ha": "center", "va": "center", "transform": axes.get_xaxis_transform(), "color": CONTEXT}
         axes.text(1.3 * none, 0, "//", **break_, bbox={"color": "white", "pad": 0.5})
     figure.draw_without_rendering()  # sets the scale of the axes, which the names need
-    marks = [(row.group, at[row.label], row in worth) for row in dict.fromkeys([*worth, *rows])]
+    marks = [(row, at[row], row in worth) for row in dict.fromkeys([*worth, *at])]
     _names_with_room(axes, marks, style.ticks, steps)
-    table = []
-    for row in sorted(rows, key=lambda row: sizes[row.label]):
-        size, mean = format_bytes(sizes[row.label]), f"{row.figures['mean'].mean:.3f}"
-        table.append((row.label, size, mean, "yes" * (row in worth)))
+    table = [
+        (row.label, format_bytes(sizes[row]), f"{row.figures['mean'].mean:.3f}", "yes" * (row in worth))
+        for row in sorted(sizes, key=sizes.__getitem__)
+    ]
     headers = ("method", "bytes", in_text(comparison.primary), "frontier")
     clearly = "clearly " * (comparison.seeds > 1)
     line = f"Frontier: each {clearly}better than the one with fewer bytes before it"
@@ -293,27 +286,27 @@ def _halo() -> list[Any]:
 
 
 def _names_with_room(
-    axes: Axes, points: Sequence[tuple[Group, tuple[float, float], bool]], size: float, steps: np.ndarray
+    axes: Axes, found: Sequence[tuple[Row, tuple[float, float], bool]], size: float, steps: np.ndarray
 ) -> None:
     """Write names beside points where they cover neither points nor names nor the line.
 
     Args:
         axes: of the points.
-        points: group, place, and whether the name is in colour; the first have the choice.
+        found: row, place, and whether the name is in colour; the first have the choice.
         size: of the font.
         steps: the corners of the line, [corners, 2], where it goes up, and its end.
     """
     from matplotlib.transforms import Bbox
 
-    dot, places = axes.figure.dpi / 72, [axes.transData.transform(at) for _, at, _ in points]
+    dot, places = axes.figure.dpi / 72, [axes.transData.transform(at) for _, at, _ in found]
     taken = [Bbox.from_bounds(x - 3 * dot, y - 3 * dot, 6 * dot, 6 * dot) for x, y in places]
     corners = axes.transData.transform(steps)
     for (x, y), (end, up) in zip(corners, [*corners[1:], corners[-1]], strict=True):
         taken += [Bbox([[x, y - dot], [end, y + dot]]), Bbox([[end - dot, min(y, up)], [end + dot, max(y, up)]])]
     near = [next(n for n, at in enumerate(places) if math.dist(at, place) < 3 * dot) for place in places]
-    for number, alike in grouped(zip(near, points, strict=True)).items():
+    for number, alike in grouped(zip(near, found, strict=True)).items():
         (first, at, coloured), (x, y) = alike[0], places[number]
-        lines = textwrap.wrap(listed([group.label for group, *_ in alike]), 24)  # of marks that cover each other
+        lines = textwrap.wrap(listed([row.label for row, *_ in alike]), 24)  # of marks that cover each other
         wide = size * dot * max(sum(0.75 if letter.isupper() else 0.52 for letter in line) for line in lines)
         high = size * dot * (1.2 * len(lines) - 0.2)
         sides = [("left", 5, 0), ("right", -5, 0), *(("center", 0, up) for up in (8, -8, 16, -16))]
@@ -323,7 +316,7 @@ def _names_with_room(
             inside = axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1 and axes.bbox.y0 <= box.y0
             if inside and not any(map(box.overlaps, taken)):
                 taken.append(box)
-                colour, weight = (identity(first.method).light, "bold") if coloured else (CONTEXT, "normal")
+                colour, weight = (first.who.light, "bold") if coloured else (CONTEXT, "normal")
                 looks = {"fontsize": size, "fontweight": weight, "path_effects": _halo()}
                 if abs(up) > 8:  # a line leads to the mark
                     looks["arrowprops"] = {"arrowstyle": "-", "color": CONTEXT, "linewidth": 0.4, "shrinkB": 2}

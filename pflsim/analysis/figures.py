@@ -1,14 +1,14 @@
-"""Figures for papers: the command line `pflsim figures RUNS…`."""
+"""Figures for papers: the command line `pflsim figures RUNS…`, and the templates."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pflsim.analysis.paper_style import STYLES, template
 from pflsim.config.names import nearest
 from pflsim.errors import SettingsError
 from pflsim.progress import counted
@@ -20,6 +20,53 @@ if TYPE_CHECKING:
     from pflsim.analysis.charts import Against
     from pflsim.analysis.comparison import Comparison
     from pflsim.analysis.tables import Table
+
+
+class Style(NamedTuple):
+    """A template: widths of a column and of the page's text in inches, sizes of labels and of ticks in points, font.
+
+    STIX, which matplotlib carries, resembles the templates' Times.
+    """
+
+    column: float
+    page: float
+    labels: float
+    ticks: float
+    font: str = "STIXGeneral"
+
+
+STYLES = {
+    "icml": Style(3.25, 6.75, 8, 7),
+    "neurips": Style(5.5, 5.5, 8, 7),
+    "ieee": Style(3.5, 7.16, 8, 7),
+    "thesis": Style(5.9, 5.9, 9, 8),
+}
+
+
+@contextmanager
+def template(style: Style) -> Iterator[None]:
+    """Give matplotlib the fonts and sizes of a template, whatever the calling program has set."""
+    from matplotlib import style as styles
+
+    texts = {"axes.titlesize": style.labels, "xtick.labelsize": style.ticks, "ytick.labelsize": style.ticks}
+    lines = {"axes.linewidth": 0.6, "xtick.major.width": 0.6, "xtick.major.size": 2.5, "ytick.major.size": 0}
+    colours = dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), "#5b626e") | {"ytick.labelcolor": "black"}
+    fonts = {"font.family": style.font, "font.size": style.labels, "pdf.fonttype": 42}  # 42: TrueType, not Type 3
+    spines = {"axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False}
+    with styles.context(["default", {**texts, **lines, **colours, **fonts, **spines}]):
+        yield
+
+
+def new_figure(style: Style, width: float, height: float) -> Figure:
+    """Return a figure of a size in inches that is saved with the settings of the template, too."""
+    from matplotlib.figure import Figure
+
+    class Paper(Figure):
+        def savefig(self, *args: Any, **kwargs: Any) -> None:
+            with template(style):
+                super().savefig(*args, **kwargs)
+
+    return Paper(figsize=(width, height), layout="constrained")
 
 
 FORMATS = ("pdf", "svg", "png")
@@ -81,7 +128,7 @@ def all_figures(
 
     Args:
         compared: comparisons; with several, `-1`, `-2`, … is added to the names. Without differences there are curves.
-        style: the template, a key of `pflsim.analysis.paper_style.STYLES`.
+        style: the template, a key of `STYLES`.
         only: some of `NAMES`, also in one string with commas; None: all.
         against: the x axis of curves.
 

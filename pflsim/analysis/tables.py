@@ -18,7 +18,7 @@ from rich.console import Console
 from tabulate import LATEX_ESCAPE_RULES, tabulate
 
 from pflsim.analysis.comparison import Comparison, Row, Spread
-from pflsim.analysis.differences import Family
+from pflsim.analysis.differences import Difference, Family
 from pflsim.analysis.forest import as_text
 from pflsim.analysis.runs import incomplete, run_settings
 from pflsim.analysis.verdict import fixed, over_benchmarks, points, rounded, scale_of, steady
@@ -159,12 +159,11 @@ def _record(comparison: Comparison, row: Row, settings: list[str]) -> dict[str, 
     group = row.group
     alike = next((labels for labels in comparison.identical if group.label in labels), ())
     same = [each.name for each in comparison.groups if each.label in alike and each is not group]
-    families = zip(("", "fedavg_"), comparison.families, strict=False)
+    families = zip(("", "fedavg_"), comparison.families, row.deltas, strict=False)
     spreads = [(column.name, row.figures.get(column.figure)) for column in columns(comparison) if column.name]
     figures = [(f"{name}_{what}", getattr(s, what, None)) for name, s in spreads for what in ("mean", "std")]
 
-    def difference(family: Family) -> dict[str, Any]:
-        d = next((d for d in family.differences if d.group is group), None)
+    def difference(family: Family, d: Difference | None) -> dict[str, Any]:
         ends = ("difference_low_over_seeds", "difference_high_over_seeds")
         return {
             "reference": family.reference.name if d else None,
@@ -192,7 +191,7 @@ def _record(comparison: Comparison, row: Row, settings: list[str]) -> dict[str, 
         "target": comparison.target,
         "seeds_reaching_target": row.reached,
         **dict(figures[-4:]),
-        **{f"{start}{key}": value for start, each in families for key, value in difference(each).items()},
+        **{f"{start}{key}": value for start, *each in families for key, value in difference(*each).items()},
         "identical_to": "; ".join(same),
     }
 

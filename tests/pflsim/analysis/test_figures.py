@@ -16,10 +16,9 @@ from matplotlib.figure import Figure
 import pflsim
 from pflsim.analysis.charts import curve
 from pflsim.analysis.comparison import Comparison, best_first, compare, frontier
-from pflsim.analysis.figures import NAMES, all_figures, main
+from pflsim.analysis.figures import NAMES, STYLES, all_figures, main
 from pflsim.analysis.forest import NOT_CLEAR
 from pflsim.analysis.groups import group_runs
-from pflsim.analysis.paper_style import STYLES
 from pflsim.analysis.runs import read_run
 from pflsim.errors import SettingsError
 from pflsim.terminal.identity import identity

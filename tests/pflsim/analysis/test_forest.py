@@ -17,8 +17,8 @@ from made_runs import made
 from rich.cells import cell_len
 from rich.console import Console
 
-from pflsim.analysis.charts import Line, axis_limits, limits_of, lines_of
-from pflsim.analysis.comparison import Comparison, Spread, compare
+from pflsim.analysis.charts import limits_of
+from pflsim.analysis.comparison import Comparison, Row, Spread, compare
 from pflsim.analysis.forest import GLYPHS, as_text
 from pflsim.analysis.groups import group_runs
 from pflsim.analysis.report import main as report_main
@@ -32,20 +32,33 @@ OTHERS = ["fedrep", "ifca", "fedavg", "ditto", "pfedme", "scaffold"]
 finite = st.floats(-80, 80).map(lambda x: round(x, 3))
 
 
-def line(method: str, mean: float = 0.0, half: float | None = None, level: Any = None, seeds: Any = ()) -> Line:
-    """A method with a difference in points; without a level, it is the reference."""
-    ends = (None, None) if half is None else ((mean - half) / 100, (mean + half) / 100)
+Ends = tuple[float, float] | float | None
+NONE: Any = None
+
+
+def line(method: str, mean: float = 0.0, ends: Ends = None, level: Any = None, seeds: Sequence[float] = ()) -> Row:
+    """A method with a difference in points, and the ends of its interval or half of it; the reference has no level."""
+    low, high = ends if isinstance(ends, tuple) else (mean - (ends or 0), mean + (ends or 0))
+    over_seeds = (None, None) if ends is None else (low / 100, high / 100)
     by_seed = [each / 100 for each in seeds]
-    d = level and SimpleNamespace(mean=mean / 100, by_seed=by_seed, over_seeds=ends, level=level)
-    group = SimpleNamespace(label=identity(method).display, method=method)
-    figures = {"mean": Spread((0.5,)), "worst_decile": Spread((0.4,))}
-    return Line(cast(Any, SimpleNamespace(group=group, figures=figures)), (d,))
+    d: Any = level and SimpleNamespace(mean=mean / 100, by_seed=by_seed, over_seeds=over_seeds, level=level)
+    group: Any = SimpleNamespace(label=identity(method).display, method=method)
+    return Row(group, NONE, (), 0, {"mean": Spread((0.5,)), "worst_decile": Spread((0.4,))}, (d,))
 
 
-def plot(lines: Sequence[Line], width: int = 80, higher: bool = True) -> list[str]:
+def about(higher: bool = True) -> Any:
+    return SimpleNamespace(primary="accuracy", higher=higher, rows=(), reference=SimpleNamespace(label="Local"))
+
+
+def plot(lines: Sequence[Row], width: int = 80, higher: bool = True) -> list[str]:
     """The lines of the plot."""
-    about = SimpleNamespace(primary="accuracy", higher=higher, rows=(), reference=SimpleNamespace(label="Local"))
-    return as_text(cast(Any, about), [*lines, line("local")], width).plain.splitlines()
+    return as_text(about(higher), [*lines, line("local")], width).plain.splitlines()
+
+
+def axis(*found: tuple[float, Sequence[float], Ends], higher: bool = True) -> list[float]:
+    """The ends of the axis of means, seeds and intervals."""
+    lines = [line("fedrep", mean, ends, "clear", seeds) for mean, seeds, ends in found]
+    return [100 * end for end in limits_of(about(higher), lines)]
 
 
 @given(st.lists(st.tuples(finite, st.floats(0, 30)), min_size=1, max_size=6), st.sampled_from([60, 61, 80, 200]))
@@ -78,28 +91,31 @@ def test_every_character_takes_one_cell() -> None:
 
 
 def test_the_axis_leaves_out_what_is_far_behind() -> None:
-    low, high = axis_limits([(0.4, 0.1, 0.7), (-0.5, -3.0, 2.0), (-54.1, -55.0, -53.0)], True, 4.0)
+    low, high = axis((0.4, (0.1, 0.7), None), (-0.5, (-3.0, 2.0), None), (-54.1, (-55.0, -53.0), None))
     assert -4 < low < -3 and 2 < high < 3, "means and seeds of the better half, and a margin"
     near = [line("fedrep", 0.4, 5.0, "not clear", (0.1, 0.7)), line("ifca", -0.5, 1.0, "not clear", (-3.0, 2.0))]
     lines = plot([*near, line("fedavg", -54.1, 2.0, "clear")])
     assert "◂■" in lines[4] and "−54.1" in lines[4], "the mark says how clear it is"
     seen = plot([*near, line("fedavg", -54.1, 60.0, "on these clients only")])
     assert "◂○─" in seen[4] and "▸" in seen[4]
-    low, high = axis_limits([(-54.1,)], True, 4.0)
-    assert low < -54.1, "a single method is shown"
-    assert axis_limits([(0.0,)], True, 4.0) == (-2.0, 2.0)
+    assert axis((-54.1, (), None))[0] < -54.1, "a single method is shown"
+    assert axis((0.0, (), None)) == [-2.0, 2.0]
 
 
 @pytest.mark.parametrize("higher", [True, False])
 def test_the_axis_has_intervals_up_to_twice_the_better_half(higher: bool) -> None:
     sign = 1 if higher else -1
-    values = [(sign * mean, sign * 5.0) for mean in (4.0, 3.0, -90.0)]
     wide, wider, beyond = ((sign * -6.0, sign * 14.0), (sign * -50.0, sign * 56.0), (-95.0, 95.0))
-    low, high = sorted(sign * end for end in axis_limits(values, higher, 1.0, [(None, None), wide, beyond]))
+
+    def limits(*intervals: Ends) -> list[float]:
+        found = [(sign * m, [sign * 5.0], ends) for m, ends in zip((4.0, 3.0, -90.0), intervals, strict=False)]
+        return sorted(sign * end for end in axis(*found, higher=higher))
+
+    low, high = limits(None, wide, beyond)
     assert -7 < low < -6 and 8 < high < 9, "the means reach 4, so intervals reach 8, whatever the seeds"
-    low, high = sorted(sign * end for end in axis_limits(values, higher, 1.0, [wider, wider, beyond]))
+    low, high = limits(wider, wider, beyond)
     assert -9 < low < -8 and 8 < high < 9
-    low, high = sorted(sign * end for end in axis_limits(values[:2], higher, 1.0, [(None, None), wide]))
+    low, high = limits(None, wide)
     assert -1 < low <= 0 and 5 < high < 6, "of the better half only"
 
 
@@ -107,12 +123,12 @@ def test_the_page_has_the_axis_of_the_terminal(tmp_path: Path) -> None:
     """Also with a panel for each of several benchmarks."""
     rights = {"local": 50, "ditto": 51, "fedrep": 52, "fedavg": 10}
     found = compare(group_runs(made(tmp_path / m, [[(n, 100)] * 3], method=m) for m, n in rights.items()))
-    limits, page = limits_of(found, lines_of(found)), Benchmark(found, found, None)
+    limits, page = limits_of(found, found.lines), Benchmark(found, found, None)
     assert limits[0] > -0.09, "FedAvg is beyond it"
     assert report_main([str(tmp_path), "--out", str(tmp_path / "page.html")]) == 0
     assert '<use href="#k-dot" x="14" class="k na"/>' in (tmp_path / "page.html").read_text(), "and not clear"
-    for axis in (page.delta_axis(), overall([page, page])[1]):
-        assert (axis.low, axis.high) == pytest.approx(limits)
+    for each in (page.delta_axis(), overall([page, page])[1]):
+        assert (each.low, each.high) == pytest.approx(limits)
 
 
 def test_the_second_reference_has_intervals_over_seeds_too(tmp_path: Path) -> None:
@@ -121,14 +137,14 @@ def test_the_second_reference_has_intervals_over_seeds_too(tmp_path: Path) -> No
     for (method, own), seed in product(gains.items(), range(3)):
         made(tmp_path / f"{method}{seed}", [[(50 + own[seed], 100)] * 8], method=method, seed=seed)
     found = compare(group_runs(map(read_run, find_runs([str(tmp_path / "*")]))))
-    axis = Benchmark(found, found, None).delta_axis(1)
-    assert axis.low < -0.049 and 0.1 < axis.high < 0.11, "to the right up to twice the largest mean"
+    second = Benchmark(found, found, None).delta_axis(1)
+    assert second.low < -0.049 and 0.1 < second.high < 0.11, "to the right up to twice the largest mean"
     row = re.search(
         r"<tr[^>]*>(?:(?!</tr>).)*IFCA(?:(?!</tr>).)*</tr>", report(find_runs([str(tmp_path / "*")])), re.DOTALL
     )
     assert row is not None
     ends = re.findall(r'<line x1="([-\d.]+)%" x2="([-\d.]+)%" [^>]*class="ci', row[0])
-    assert float(ends[1][0]) == pytest.approx(axis.at(-0.04937), abs=0.1) and float(ends[1][1]) == 100
+    assert float(ends[1][0]) == pytest.approx(second.at(-0.04937), abs=0.1) and float(ends[1][1]) == 100
     one = report(find_runs([str(tmp_path / "*0")]))
     assert one.count('class="ci') == 0, "with one seed there is no interval"
 
@@ -151,8 +167,8 @@ def comparison(tmp_path: Path) -> Comparison:
 
 
 def test_the_rows_are_those_of_the_comparison(comparison: Comparison) -> None:
-    assert [shown.label for shown in lines_of(comparison)] == ["FedRep", "Local", "Ditto"]
-    first, reference, last = (shown.deltas[0] for shown in lines_of(comparison))
+    assert [shown.label for shown in comparison.lines] == ["FedRep", "Local", "Ditto"]
+    first, reference, last = (shown.deltas[0] for shown in comparison.lines)
     assert first and last and first.mean == pytest.approx(0.135)
     assert first.by_seed == pytest.approx((0.135,) * 3) and first.over_seeds == pytest.approx((0.135, 0.135))
     assert (first.level, reference, last.level) == ("clear", None, "not clear")
