@@ -16,7 +16,6 @@ from pflsim.analysis.comparison import Comparison, Row, both_ways
 from pflsim.analysis.differences import values_of
 from pflsim.analysis.groups import Group
 from pflsim.analysis.runs import Run
-from pflsim.analysis.verdict import scale_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -26,8 +25,6 @@ CUT = 4
 """The axis leaves out methods that are worse by this multiple of what the better half of the methods needs."""
 REACH = 2
 """The axis has the ends of intervals up to this multiple of the largest mean of the better half."""
-LEAST = 0.04
-"""Least length of the axis: of an accuracy in its own unit, of other metrics as a part of the reference's value."""
 
 
 def limits_of(comparison: Comparison, lines: Iterable[Row]) -> tuple[float, float]:
@@ -40,7 +37,7 @@ def limits_of(comparison: Comparison, lines: Iterable[Row]) -> tuple[float, floa
         comparison: has the metric and the reference.
         lines: the best first.
     """
-    sign, least = 1 if comparison.higher else -1, least_length(comparison)
+    sign, least = 1 if comparison.higher else -1, comparison.least
     found = [(d.mean, d) for line in lines if (d := line.deltas[0]) and d.mean is not None]
     reach = [[sign * x for x in (mean, *d.by_seed)] for mean, d in found]
     better = (len(reach) + 1) // 2
@@ -51,12 +48,6 @@ def limits_of(comparison: Comparison, lines: Iterable[Row]) -> tuple[float, floa
     low, high = min(shown), max(shown)
     more = max(0.05 * (high - low), (least - (high - low)) / 2)
     return (low - more, high + more) if comparison.higher else (-high - more, more - low)
-
-
-def least_length(comparison: Comparison) -> float:
-    """Return the least length of an axis of the primary metric (`LEAST`)."""
-    own = [row.figures["mean"].mean for row in comparison.rows if row.group is comparison.reference and row.rounds]
-    return LEAST * (abs(own[0]) if own and not scale_of(comparison.primary)[2] else 1.0) or LEAST
 
 
 class Curve(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any
 from pflsim.analysis.differences import ALPHA, Difference, Family, family, identical, values_of
 from pflsim.analysis.groups import Group, check_comparable, check_evaluation, group_runs
 from pflsim.analysis.runs import Run
-from pflsim.analysis.verdict import sentences
+from pflsim.analysis.verdict import scale_of, sentences
 from pflsim.config.names import nearest
 from pflsim.errors import SettingsError
 from pflsim.progress import counted
@@ -25,6 +25,8 @@ from pflsim.types import ModelKind
 
 STATS = ("mean", "weighted_mean", "worst_decile", "median", "best_decile", "std")
 """Fields of `pflsim.records.evaluation.Stats`, of the primary metric, among the figures of a row."""
+LEAST = 0.04
+"""Least length of an axis: of an accuracy in its own unit, of other metrics as a part of the reference's value."""
 TOLERANCE = 1e-9
 """Rounding error allowed in a mean of rates."""
 
@@ -230,7 +232,7 @@ class Comparison:
     def sentences(self) -> list[str]:
         """What the differences show; see `pflsim.analysis.verdict.sentences`."""
         means = {row.label: row.figures["mean"].mean for row in best_first(self.rows)}
-        return sentences(means, self.families[0], self.tied, self.primary, self.higher, self.objections, self.lead)
+        return sentences(means, self.families[0], self.tied, self.objections, self.lead)
 
     @property
     def lines(self) -> list[Row]:
@@ -241,6 +243,12 @@ class Comparison:
     def seeds(self) -> int:
         """The largest number of seeds of a group."""
         return max(len(group.runs) for group in self.groups)
+
+    @property
+    def least(self) -> float:
+        """The least length of an axis of the primary metric (`LEAST`)."""
+        own = [row.figures["mean"].mean for row in self.rows if row.group is self.reference and row.rounds]
+        return LEAST * (abs(own[0]) if own and not scale_of(self.primary)[2] else 1.0) or LEAST
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -255,12 +263,12 @@ class Comparison:
     @property
     def primary(self) -> str:
         """The metric that is compared."""
-        return self.runs[0].primary
+        return self.families[0].metric
 
     @property
     def higher(self) -> bool:
         """Whether a higher value of it is better."""
-        return self.runs[0].higher
+        return self.families[0].higher
 
     @property
     def runs(self) -> list[Run]:
@@ -325,7 +333,7 @@ def frontier(comparison: Comparison) -> list[Row]:
         last = found[-1].group
         known[last.label] = each = known.get(last.label) or family(groups, last, values)
         d = next(d for d in each.differences if d.group is row.group)
-        if d.mean and (d.mean > 0) == comparison.higher and (d.level == "clear" or comparison.seeds == 1):
+        if d.mean and each.gains(d) and (d.level == "clear" or comparison.seeds == 1):
             found.append(row)
     return found
 

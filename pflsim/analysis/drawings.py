@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pflsim.analysis.axes import log_axis
-from pflsim.analysis.charts import Against, client_table, curve, least_length, limits_of
+from pflsim.analysis.charts import Against, client_table, curve, limits_of
 from pflsim.analysis.comparison import Comparison, Row, best_first, frontier
 from pflsim.analysis.differences import Difference, Level
 from pflsim.analysis.figures import Style, new_figure
@@ -255,7 +255,7 @@ def draw_cost(comparison: Comparison, style: Style) -> Drawn:
     for row, place in at.items():
         axes.plot(*place, **mark_of(row.who, "clear", 5 if row in worth else 3.5))
     low, high = axes.get_ylim()
-    more = max(2.5 * least_length(comparison) - (high - low), 0) / 2
+    more = max(2.5 * comparison.least - (high - low), 0) / 2
     axes.set_ylim(low - more, high + more)
     axes.grid(axis="y", color=GRID)
     axes.set(xlabel="bytes in both directions, all clients, whole run", ylabel=f"test {in_text(comparison.primary)}")

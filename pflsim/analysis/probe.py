@@ -167,8 +167,9 @@ class Answer:
     @property
     def beyond_alone(self) -> list[str]:
         """The methods of the approaches that are clearly better than training alone."""
-        found = [d for d in self.whole.families[0].differences if d.group in self.between.groups]
-        return [shown(d.group) for d in found if d.level == "clear" and ((d.mean or 0) > 0) == self.whole.higher]
+        each = self.whole.families[0]
+        found = [d for d in each.differences if d.level == "clear" and each.gains(d)]
+        return [shown(d.group) for d in found if d.group in self.between.groups]
 
     @property
     def by_approach(self) -> list[tuple[str, list[str]]]:

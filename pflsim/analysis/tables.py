@@ -352,7 +352,7 @@ def overview(comparisons: Sequence[Comparison]) -> list[Table]:
         for n, each in enumerate(found, 1)
     ]
     headers = ("method", *map(str, range(1, len(found) + 1)))
-    text = over_benchmarks([(each.families[0], each.higher) for each in found])
+    text = over_benchmarks([each.families[0] for each in found])
     return [Table("Differences on each benchmark", headers, tuple(rows), tuple(notes), text)]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from pflsim.analysis.axes import Axis, axis, log_axis
-from pflsim.analysis.charts import REACH, client_table, curve, least_length, limits_of
+from pflsim.analysis.charts import REACH, client_table, curve, limits_of
 from pflsim.analysis.comparison import Comparison, Row, frontier
 from pflsim.analysis.differences import values_of
 from pflsim.analysis.report.grid import Grid
@@ -46,19 +46,14 @@ class Benchmark:
         """The labels that cannot be told apart from the best of several groups."""
         return self.comparison.tied if len(self.comparison.tied) > 1 < self.comparison.seeds else ()
 
-    @property
-    def least(self) -> float:
-        """The least length of an axis of the primary metric."""
-        return least_length(self.comparison)
-
     def delta_axis(self, number: int = 0) -> Axis:
         """Return the axis of the differences to a reference."""
         if number:  # a narrow column with all means
             found = [d for line in self.comparison.lines if (d := line.deltas[number])]
             means = [d.mean for d in found if d.mean is not None]
-            most = REACH * max([self.least / 2, *map(abs, means)])
+            most = REACH * max([self.comparison.least / 2, *map(abs, means)])
             ends = [min(max(end, -most), most) for d in found for end in d.over_seeds if end is not None]
-            return axis([0.0, *means, *ends], self.least, 2)
+            return axis([0.0, *means, *ends], self.comparison.least, 2)
         return axis(limits_of(self.comparison, self.comparison.lines), pad=0)
 
 
@@ -116,7 +111,7 @@ def gains(benchmark: Benchmark) -> Gains | None:
         tests = pd.concat([pd.Series(tests.groupby(level=1).mean())], keys=[0])
     parts = np.array_split(np.arange(len(table)), min(len(table), MAX_COLUMNS))
     columns = pd.DataFrame([table.iloc[part].mean() for part in parts])
-    y = axis(columns.to_numpy().ravel().tolist(), benchmark.least, 3)
+    y = axis(columns.to_numpy().ravel().tolist(), benchmark.comparison.least, 3)
     return Gains(y, table, columns, tests, comparison.seeds > 1 and not same)
 
 
@@ -141,7 +136,7 @@ def curves(benchmark: Benchmark) -> Curves:
     every = [round(number) for rounds, *_ in points.values() for number in rounds] or [1]
     values = [value for _, _, low, high in points.values() for value in (*low, *high)]
     x = Axis(min(every), max(*every, min(every) + 1), ())
-    return Curves(x, axis(values, benchmark.least, 3), points)
+    return Curves(x, axis(values, benchmark.comparison.least, 3), points)
 
 
 @dataclass(frozen=True)
@@ -174,7 +169,7 @@ def cost(benchmark: Benchmark) -> Cost:
     sent = {line: line.figures["bytes_total"].mean for line in benchmark.comparison.lines}
     means = {line: line.figures["mean"].mean for line in benchmark.comparison.lines}
     x = log_axis(filter(None, sent.values())) if any(sent.values()) else None
-    y = axis(means.values(), 2.5 * benchmark.least, 5, pad=0.08)
+    y = axis(means.values(), 2.5 * benchmark.comparison.least, 5, pad=0.08)
     front = frontier(benchmark.comparison)
     height = min(160 + 12 * len(sent), 320)
     where = {line: (_place(x, sent[line]), y.up(means[line], height)) for line in sent}
