@@ -33,10 +33,6 @@ class Axis:
         """Return the place of a value on a vertical axis in pixels from the top."""
         return round(height * (1 - self.at(value) / 100), 1)
 
-    def holds(self, value: float) -> bool:
-        """Return whether a value lies on the axis."""
-        return self.low <= value <= self.high
-
     def text(self, value: float, sign: str = "", scale: float = 1.0) -> str:
         """Return a tick's label in a unit, with the decimals that the ticks need and a true minus."""
         step = min((b - a for a, b in zip(self.ticks, self.ticks[1:], strict=False)), default=abs(value) or 1.0)

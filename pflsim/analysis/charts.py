@@ -27,18 +27,19 @@ REACH = 2
 """The axis has the ends of intervals up to this multiple of the largest mean of the better half."""
 
 
-def limits_of(comparison: Comparison, lines: Iterable[Row]) -> tuple[float, float]:
-    """Return the limits of the axis of the differences to the reference.
+def limits_of(comparison: Comparison, lines: Iterable[Row], number: int = 0) -> tuple[float, float]:
+    """Return the limits of the axis of the differences to a reference.
 
     It has 0, the means and seeds of the methods that are not far behind (`CUT`), and the intervals of the better half
     as far as `REACH`.
 
     Args:
-        comparison: has the metric and the reference.
+        comparison: has the metric.
         lines: the best first.
+        number: of the reference.
     """
     sign, least = 1 if comparison.higher else -1, comparison.least
-    found = [(d.mean, d) for line in lines if (d := line.deltas[0]) and d.mean is not None]
+    found = [(d.mean, d) for line in lines if (d := line.deltas[number]) and d.mean is not None]
     reach = [[sign * x for x in (mean, *d.by_seed)] for mean, d in found]
     better = (len(reach) + 1) // 2
     need = max([least / 2, *(abs(x) for own in reach[:better] for x in own)])

@@ -1,14 +1,14 @@
-"""Figures for papers: the command line `pflsim figures RUNS…`, and the templates."""
+"""Figures for papers: the command line `pflsim figures RUNS…`."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
+from pflsim.analysis.drawings import DRAWN, STYLES, template
 from pflsim.config.names import nearest
 from pflsim.errors import SettingsError
 from pflsim.progress import counted
@@ -22,55 +22,7 @@ if TYPE_CHECKING:
     from pflsim.analysis.tables import Table
 
 
-class Style(NamedTuple):
-    """A template: widths of a column and of the page's text in inches, sizes of labels and of ticks in points, font.
-
-    STIX, which matplotlib carries, resembles the templates' Times.
-    """
-
-    column: float
-    page: float
-    labels: float
-    ticks: float
-    font: str = "STIXGeneral"
-
-
-STYLES = {
-    "icml": Style(3.25, 6.75, 8, 7),
-    "neurips": Style(5.5, 5.5, 8, 7),
-    "ieee": Style(3.5, 7.16, 8, 7),
-    "thesis": Style(5.9, 5.9, 9, 8),
-}
-
-
-@contextmanager
-def template(style: Style) -> Iterator[None]:
-    """Give matplotlib the fonts and sizes of a template, whatever the calling program has set."""
-    from matplotlib import style as styles
-
-    texts = {"axes.titlesize": style.labels, "xtick.labelsize": style.ticks, "ytick.labelsize": style.ticks}
-    lines = {"axes.linewidth": 0.6, "xtick.major.width": 0.6, "xtick.major.size": 2.5, "ytick.major.size": 0}
-    colours = dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), "#5b626e") | {"ytick.labelcolor": "black"}
-    fonts = {"font.family": style.font, "font.size": style.labels, "pdf.fonttype": 42}  # 42: TrueType, not Type 3
-    spines = {"axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False}
-    with styles.context(["default", {**texts, **lines, **colours, **fonts, **spines}]):
-        yield
-
-
-def new_figure(style: Style, width: float, height: float) -> Figure:
-    """Return a figure of a size in inches that is saved with the settings of the template, too."""
-    from matplotlib.figure import Figure
-
-    class Paper(Figure):
-        def savefig(self, *args: Any, **kwargs: Any) -> None:
-            with template(style):
-                super().savefig(*args, **kwargs)
-
-    return Paper(figsize=(width, height), layout="constrained")
-
-
 FORMATS = ("pdf", "svg", "png")
-NAMES = ("forest", "curves", "clients", "cost")
 EXAMPLES = """examples:
   {program} figures runs                                     all figures, for a column of ICML, into figures/
   {program} figures runs --style ieee --only forest,curves   two of them, for a column of IEEE
@@ -90,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("runs", nargs="+", metavar="RUNS", help="run folders, folders of runs, or patterns")
     add("--style", choices=[*STYLES], default="icml", help="template; default: icml")
     add("--format", choices=FORMATS, default="pdf", help="default: pdf")
-    add("--only", metavar="NAMES", help=f"some of {','.join(NAMES)}; default: all")
+    add("--only", metavar="NAMES", help=f"some of {','.join(DRAWN)}; default: all")
     add("--out", type=Path, default=Path("figures"), metavar="DIR", help="folder; default: figures")
     add("--against", choices=["rounds", "bytes", "seconds"], default="rounds", help="x axis of curves; default: rounds")
     default = "local, else fedavg; of settings of one method, the best"
@@ -129,16 +81,14 @@ def all_figures(
     Args:
         compared: comparisons; with several, `-1`, `-2`, … is added to the names. Without differences there are curves.
         style: the template, a key of `STYLES`.
-        only: some of `NAMES`, also in one string with commas; None: all.
+        only: some of `DRAWN`, also in one string with commas; None: all.
         against: the x axis of curves.
 
     Raises:
         SettingsError: there is no such style or figure, or nothing to draw.
     """
-    from pflsim.analysis.drawings import DRAWN
-
-    names, found = only.split(",") if isinstance(only, str) else [*(only or NAMES)], {}
-    for name, known in ((style, STYLES), *((name, NAMES) for name in names)):
+    names, found = only.split(",") if isinstance(only, str) else [*(only or DRAWN)], {}
+    for name, known in ((style, STYLES), *((name, DRAWN) for name in names)):
         if name not in known:
             raise SettingsError(f"figures: {name}: {nearest(name, known)}")
     for number, comparison in enumerate(compared, 1):

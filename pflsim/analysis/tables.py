@@ -57,12 +57,12 @@ class Table:
     plot: str = ""
 
 
-def tables(comparison: Comparison) -> list[Table]:
+def tables(comparison: Comparison, plot: str = "") -> list[Table]:
     """Return the table of the groups and, if there are differences, the table of these for each reference."""
-    return [figures(comparison), *(paired(comparison, each) for each in comparison.families if comparison.paired)]
+    return [figures(comparison, plot), *(paired(comparison, each) for each in comparison.families if comparison.paired)]
 
 
-def figures(comparison: Comparison) -> Table:
+def figures(comparison: Comparison, plot: str = "") -> Table:
     """Return a table with one line per group, the best first if they can be compared."""
     rows = [*comparison.lines, *(row for row in comparison.rows if row not in comparison.lines)]
     cells = {"method": [row.label for row in rows]}
@@ -74,7 +74,8 @@ def figures(comparison: Comparison) -> Table:
             found = [row.figures.get(column.figure) for row in rows]
             cells[column.header] = [NONE if spread is None else column.text(spread) for spread in found]
     lines = tuple(zip(*cells.values(), strict=True))
-    return Table(title(comparison), tuple(cells), lines, tuple(notes(comparison)), " ".join(comparison.sentences))
+    text = " ".join(comparison.sentences)
+    return Table(title(comparison), tuple(cells), lines, tuple(notes(comparison)), text, plot)
 
 
 class Column(NamedTuple):
@@ -318,10 +319,8 @@ def render(comparisons: Sequence[Comparison], kind: Format, terminal: Console | 
     """
     if kind == "csv":
         return as_csv([record for comparison in comparisons for record in records(comparison)])
-    made, screen = [tables(comparison) for comparison in comparisons], terminal or Console(width=80, file=StringIO())
-    if kind == "text":
-        plots = [forest_text(comparison, screen) for comparison in comparisons]
-        made = [[replace(first, plot=plot), *rest] for plot, (first, *rest) in zip(plots, made, strict=True)]
+    screen = terminal or Console(width=80, file=StringIO())
+    made = (tables(each, forest_text(each, screen) if kind == "text" else "") for each in comparisons)
     return "\n\n\n".join(drawn(each, kind) for each in (*made, overview(comparisons)) if each)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from pflsim.analysis.axes import Axis, axis, log_axis
-from pflsim.analysis.charts import REACH, client_table, curve, limits_of
+from pflsim.analysis.charts import client_table, curve, limits_of
 from pflsim.analysis.comparison import Comparison, Row, frontier
 from pflsim.analysis.differences import values_of
 from pflsim.analysis.report.grid import Grid
@@ -48,13 +48,7 @@ class Benchmark:
 
     def delta_axis(self, number: int = 0) -> Axis:
         """Return the axis of the differences to a reference."""
-        if number:  # a narrow column with all means
-            found = [d for line in self.comparison.lines if (d := line.deltas[number])]
-            means = [d.mean for d in found if d.mean is not None]
-            most = REACH * max([self.comparison.least / 2, *map(abs, means)])
-            ends = [min(max(end, -most), most) for d in found for end in d.over_seeds if end is not None]
-            return axis([0.0, *means, *ends], self.comparison.least, 2)
-        return axis(limits_of(self.comparison, self.comparison.lines), pad=0)
+        return axis(limits_of(self.comparison, self.comparison.lines, number), count=2 if number else 4, pad=0)
 
 
 def overall(benchmarks: Sequence[Benchmark]) -> tuple[list[list[Row | None]], Axis]:
