@@ -55,7 +55,7 @@ def axis(values: Iterable[float], least: float = 0.0, count: int = 4, pad: float
     low, high = min(found), max(found)
     more = max(least or 1e-3 * max(abs(low), abs(high), 1e-9), high - low) * (1 + 2 * pad) - (high - low)
     low, high = low - more / 2, high + more / 2
-    ticks = MaxNLocator(round(1.4 * count), steps=[1, 2, 5, 10]).tick_values(
+    ticks = MaxNLocator(round(1.6 * count), steps=[1, 2, 5, 10]).tick_values(
         max(low, 0) if min(found) >= 0 else low, high
     )
     return Axis(low, high, tuple(round(tick, 12) for tick in ticks.tolist() if low <= tick <= high))
