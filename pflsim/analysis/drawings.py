@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from pflsim.analysis.axes import log_axis
-from pflsim.analysis.charts import Against, client_table, curve, limits_of
+from pflsim.analysis.charts import Against, client_table, curve, limits_of, log_axis
 from pflsim.analysis.comparison import Comparison, Row, best_first, frontier
 from pflsim.analysis.differences import Difference, Level
 from pflsim.analysis.forest import NOT_CLEAR

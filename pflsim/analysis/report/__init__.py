@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _report(arguments: Sequence[str], out: Path | None) -> Path:
-    from pflsim.analysis.report.study import STUDY
+    from pflsim.analysis.report.facts import STUDY
 
     study = Path(arguments[0]) if len(arguments) == 1 and (Path(arguments[0]) / STUDY).is_file() else None
     folders = find_runs([str(study / "runs")] if study else arguments)

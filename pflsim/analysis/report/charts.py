@@ -10,8 +10,7 @@ from statistics import fmean
 import numpy as np
 import pandas as pd
 
-from pflsim.analysis.axes import Axis, axis, log_axis
-from pflsim.analysis.charts import client_table, curve, limits_of
+from pflsim.analysis.charts import Axis, axis, client_table, curve, limits_of, log_axis
 from pflsim.analysis.comparison import Comparison, Row, frontier
 from pflsim.analysis.differences import values_of
 from pflsim.analysis.report.grid import Grid

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pflsim.analysis.report.charts as charts
 import pflsim.analysis.report.facts as facts
 import pflsim.analysis.report.structure as structure
-from pflsim.analysis.axes import axis
+from pflsim.analysis.charts import axis
 from pflsim.analysis.comparison import STATS, Comparison, Spread, compare, compare_sets, row
 from pflsim.analysis.groups import check_evaluation
 from pflsim.analysis.report.charts import Benchmark, overall
+from pflsim.analysis.report.facts import Study, read_study
 from pflsim.analysis.report.grid import MAX_GROUPS, grid_of
-from pflsim.analysis.report.study import Study, read_study
 from pflsim.analysis.runs import Run, read_run
 from pflsim.analysis.tables import as_csv, drawn, numbers, records, remarks, span, tables
 from pflsim.analysis.verdict import decimals_of, fixed, over_benchmarks, points, rounded, scale_of, winners

@@ -31,6 +31,7 @@ class Weights:
         order: the clients, by true group.
         gaps: the number of true groups before each client of `order`.
         low, high: the values without a shade and with the darkest one.
+        mixes: whether the matrix has weights, which share one scale.
     """
 
     line: Row
@@ -40,6 +41,7 @@ class Weights:
     gaps: list[int]
     low: float
     high: float
+    mixes: bool
 
     @property
     def cells(self) -> list[tuple[int, str]]:
@@ -53,11 +55,6 @@ class Weights:
         ]
 
     @property
-    def mixes(self) -> bool:
-        """Whether the matrix has weights, which share one scale."""
-        return _mixes(self.matrix)
-
-    @property
     def text(self) -> str:
         """The means on the diagonal, in the own group and in the others."""
         group = dict(zip(self.order, self.gaps, strict=True))
@@ -68,11 +65,11 @@ class Weights:
         means = [(name, own[np.isfinite(own)]) for name, own in parts]
         if self.mixes and (kept := values.diagonal().mean()) > 0.9:
             return f"clients take {100 * kept:.3g}% from themselves"
-        return ", ".join(f"{name} {_mean(own.mean(), self.matrix)}" for name, own in means if len(own))
+        return ", ".join(f"{name} {_mean(own.mean(), self.mixes)}" for name, own in means if len(own))
 
 
-def _mean(value: float, matrix: Matrix) -> str:
-    return "below 0.001" if _mixes(matrix) and value < 0.001 else f"{value:.3g}".replace("-", "−")
+def _mean(value: float, mixes: bool) -> str:
+    return "below 0.001" if mixes and value < 0.001 else f"{value:.3g}".replace("-", "−")
 
 
 def _mixes(matrix: Matrix) -> bool:
@@ -121,7 +118,7 @@ def weights(comparison: Comparison) -> list[Weights]:
     for (line, run, matrix), (low, high) in each:
         least = (0.0, max(-low, high)) if low < 0 else (low - max(0.1 * (high - low), 0.05), high)
         scale = (0.0, shared) if _mixes(matrix) else least
-        drawn.append(Weights(line, run, matrix, *by_group(run, len(matrix.values)), *scale))
+        drawn.append(Weights(line, run, matrix, *by_group(run, len(matrix.values)), *scale, _mixes(matrix)))
     return drawn
 
 

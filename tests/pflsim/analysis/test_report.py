@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from made_runs import make_run
 
-from pflsim.analysis.axes import axis
+from pflsim.analysis.charts import axis
 from pflsim.analysis.comparison import compare
 from pflsim.analysis.groups import group_runs
 from pflsim.analysis.report import main
