@@ -221,12 +221,8 @@ def title(comparison: Comparison, in_words: bool = False) -> str:
     data, rules, clients, rounds, model, partition = about(comparison)
     seeds = {group.seeds for group in comparison.groups}
     own = seeds.pop() if len(seeds) == 1 else ()
-    what = [
-        f"Test {in_text(comparison.primary)}" + (f" on {data}" if data else ""),
-        rules if in_words else partition,
-        clients,
-        model,
-    ]
+    tested = f"Test {in_text(comparison.primary)}" + (f" on {data}" if data else "")
+    what = [tested, rules if in_words else partition, clients, model]
     how = [rounds, own and f"seed{'s' if len(own) > 1 else ''} {numbers(own)}"]
     return "; ".join(filter(None, (", ".join(filter(None, words)) for words in (what, how))))
 

@@ -71,11 +71,7 @@ def steady(low: float | None, high: float | None, scale: float, decimals: int | 
 
 
 def sentences(
-    means: dict[str, float],
-    family: Family,
-    tied: Sequence[str],
-    unlike: Sequence[str] = (),
-    lead: str = "",
+    means: dict[str, float], family: Family, tied: Sequence[str], unlike: Sequence[str] = (), lead: str = ""
 ) -> list[str]:
     """Return what the results show; nothing without differences.
 
