@@ -141,6 +141,20 @@ class Family:
     prior: tuple[float, float] | None = None
 
     @property
+    def metric(self) -> str:
+        """The metric that is compared."""
+        return self.reference.runs[0].primary
+
+    @property
+    def higher(self) -> bool:
+        """Whether a higher value of it is better."""
+        return self.reference.runs[0].higher
+
+    def gains(self, difference: Difference) -> bool:
+        """Return whether the group's mean is better than that of the reference."""
+        return difference.mean is not None and (difference.mean > 0) == self.higher
+
+    @property
     def unit(self) -> str:
         """What a pair is."""
         return "clients" if self.same_clients else "pairs (client, seed)"

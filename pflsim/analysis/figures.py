@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pflsim.analysis.compare import Add, of_groups
-from pflsim.analysis.paper_style import STYLES, template
+from pflsim.analysis.drawings import DRAWN, STYLES, template
 from pflsim.config.names import nearest
 from pflsim.errors import SettingsError
 from pflsim.progress import counted
@@ -17,13 +17,12 @@ from pflsim.progress import counted
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from pflsim.analysis.charts import Against
     from pflsim.analysis.comparison import Comparison
-    from pflsim.analysis.curves import Against
     from pflsim.analysis.tables import Table
 
 
 FORMATS = ("pdf", "svg", "png")
-NAMES = ("forest", "curves", "clients", "cost")
 EXAMPLES = """examples:
   {program} figures runs                                     all figures, for a column of ICML, into figures/
   {program} figures runs --style ieee --only forest,curves   two of them, for a column of IEEE
@@ -36,7 +35,7 @@ def options(add: Add) -> None:
     of_groups(add)
     add("--style", choices=[*STYLES], default="icml", help="template; default: icml")
     add("--format", choices=FORMATS, default="pdf", help="default: pdf")
-    add("--only", metavar="NAMES", help=f"some of {','.join(NAMES)}; default: all")
+    add("--only", metavar="NAMES", help=f"some of {','.join(DRAWN)}; default: all")
     add("--out", type=Path, default=Path("figures"), metavar="DIR", help="folder; default: figures")
     add("--against", choices=["rounds", "bytes", "seconds"], default="rounds", help="x axis of curves; default: rounds")
 
@@ -69,22 +68,19 @@ def all_figures(
 
     Args:
         compared: comparisons; with several, `-1`, `-2`, … is added to the names. Without differences there are curves.
-        style: the template, a key of `pflsim.analysis.paper_style.STYLES`.
-        only: some of `NAMES`, also in one string with commas; None: all.
+        style: the template, a key of `STYLES`.
+        only: some of `DRAWN`, also in one string with commas; None: all.
         against: the x axis of curves.
 
     Raises:
         SettingsError: there is no such style or figure, or nothing to draw.
     """
-    from pflsim.analysis.drawings import DRAWN
-
-    names, found = only.split(",") if isinstance(only, str) else [*(only or NAMES)], {}
-    for name, known in ((style, STYLES), *((name, NAMES) for name in names)):
+    names, found = only.split(",") if isinstance(only, str) else [*(only or DRAWN)], {}
+    for name, known in ((style, STYLES), *((name, DRAWN) for name in names)):
         if name not in known:
             raise SettingsError(f"figures: {name}: {nearest(name, known)}")
     for number, comparison in enumerate(compared, 1):
-        different = comparison.differences and not comparison.objections
-        for name in names if different else {*names} & {"curves"}:
+        for name in names if comparison.paired else {*names} & {"curves"}:
             with template(STYLES[style]):
                 drawn = DRAWN[name](comparison, STYLES[style], *[against] * (name == "curves"))
             found[f"{name}-{number}" if len(compared) > 1 else name] = drawn

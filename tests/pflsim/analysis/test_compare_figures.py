@@ -8,8 +8,8 @@ import pytest
 from made_runs import made, make_run
 from scipy import stats
 
+from pflsim.analysis.charts import curve
 from pflsim.analysis.comparison import Comparison, Spread, compare
-from pflsim.analysis.curves import of_test, seed_points
 from pflsim.analysis.groups import group_runs
 from pflsim.analysis.runs import read_run
 from pflsim.analysis.tables import records, remarks
@@ -250,17 +250,20 @@ def test_the_reference(folder: Path, tmp_path: Path) -> None:
 def test_curves_over_seeds(folder: Path) -> None:
     (row,) = compared(folder, "ditto*").rows
     y = np.array([rates(counts(2, seed, 0)).mean(axis=1) for seed in SEEDS])
-    found = seed_points(row.group, "rounds", of_test())
-    np.testing.assert_allclose(found[:, :, 1], y)
+    found = curve(row.group)
+    assert found is not None
+    np.testing.assert_allclose(found[1:], [y.mean(0), y.min(0), y.max(0)])
     for against, x in (
         ("rounds", [1, 2, 3, 4]), ("bytes", [60 * CLIENTS * n for n in (1, 2, 3, 4)]), ("seconds", [2, 4, 6, 8])
     ):  # fmt: skip
-        np.testing.assert_allclose(seed_points(row.group, against, of_test())[:, :, 0].mean(0), x)
+        found = curve(row.group, against)
+        assert found is not None
+        np.testing.assert_allclose(found.x, x)
 
 
 def test_a_curve_has_the_evaluated_rounds_that_all_seeds_have(tmp_path: Path) -> None:
     long = made(tmp_path / "a", [[(1, 10)], [(2, 10)], [(3, 10)]], every=2, rounds=6)
     short = made(tmp_path / "b", [[(2, 10)], [(4, 10)]], every=2, rounds=6, seed=1, complete=False)
     (group,) = group_runs([long, short])
-    x, y = seed_points(group, "bytes", of_test()).mean(0).T
-    assert list(y) == pytest.approx([0.15, 0.3]) and list(x) == pytest.approx([60, 120])
+    found = curve(group, "bytes")
+    assert found and [*found.mean] == pytest.approx([0.15, 0.3]) and [*found.x] == pytest.approx([60, 120])

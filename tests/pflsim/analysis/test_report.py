@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from made_runs import make_run
 
+from pflsim.analysis.charts import axis
 from pflsim.analysis.comparison import compare
 from pflsim.analysis.groups import group_runs
-from pflsim.analysis.report.axes import axis
 from pflsim.analysis.runs import read_run
 from pflsim.analysis.words import about, heading, varying
 from pflsim.cli import main
