@@ -9,29 +9,12 @@ from typing import Any, Literal
 import numpy as np
 
 from pflsim.config.names import some
-from pflsim.data.card import Card
-from pflsim.data.dataset import MAX_CLASSES, Dataset, described
+from pflsim.data.dataset import MAX_CLASSES, Card, Dataset, described
 from pflsim.errors import SettingsError
 from pflsim.types import TaskName
 
 MAX_FOUND = 20
 """More different integers in a table are not taken for classes unless the run says so."""
-
-
-def labelled(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return the rows that have targets, and the number of the others.
-
-    Whole numbers that are floating point because some are missing, as in pandas, become integers.
-    """
-    from pandas import isna
-
-    if not y.ndim or len(x) != len(y):
-        return x, y, 0  # an error elsewhere
-    missing = isna(y).any(axis=tuple(range(1, y.ndim)))
-    x, y = x[~missing], y[~missing]
-    if missing.any() and y.dtype.kind in "fO" and all(isinstance(v, int | float) and v == int(v) for v in y.flat):
-        y = y.astype(np.int64)
-    return x, y, int(missing.sum())
 
 
 def found_targets(name: str, given: np.ndarray) -> tuple[np.ndarray, int, tuple[Any, ...] | None]:

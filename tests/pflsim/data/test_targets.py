@@ -51,16 +51,6 @@ def test_booleans_keep_their_names() -> None:
     assert as_dataset((X, np.array([True, False, True, True]))).values == (False, True)
 
 
-def test_rows_without_a_label_are_left_out_and_counted() -> None:
-    """Integers with missing values are floating point in pandas, and classes nevertheless."""
-    frame = pandas.DataFrame({"a": [1.0, 2, 3, 4], "label": [1, None, 0, 2]})
-    data = as_dataset(frame, pandas.DataFrame({"a": [5.0, 6], "label": [None, 1]}))
-    assert data.y.tolist() == [1, 0, 2, 1] and data.x[:, 0].tolist() == [1, 3, 4, 6] and data.train_size == 3
-    assert any("2 rows without a label" in note for note in data.notes)
-    values = as_dataset(pandas.DataFrame({"a": [1.0, 2, 3], "label": [1.5, None, 0]}))
-    assert values.task == "regression" and values.y.tolist() == [[1.5], [0.0]]
-
-
 def test_many_integers_in_a_table_need_a_task() -> None:
     x, y = np.zeros((25, 3), np.float32), np.arange(3, 28)
     data = as_dataset((x, y))
@@ -215,5 +205,3 @@ def test_old_names_are_refused_with_the_new_ones() -> None:
     assert "did you mean by_client?" in nearest("by_writer", ["iid", "by_client"])
     assert len(nearest("a", map(str, range(20000)))) < 3000
     assert "partition.ids_per_client?" in unknown_key("partition.writers_per_client", ["partition.ids_per_client"])
-    with pytest.raises(SettingsError, match=r"clients="):
-        Dataset("d", np.zeros((2, 2), np.float32), np.zeros(2, np.int64), 1, 2, writers=np.zeros(2))
