@@ -63,8 +63,8 @@ def _component(key: str, value: Any) -> list[str]:
     if key == "method" and isinstance(value, tuple) and len(value) == 2:
         return [f"method={target_of(value[0])}", f"method.server={target_of(value[1])}"]
     parts = value if isinstance(value, tuple) else (value,)
-    if key == "data" and all(hasattr(part, "iloc") for part in parts):
-        value = Table(*parts[:2], label="label")
+    if key == "data" and len(parts) in (1, 2) and all(hasattr(part, "iloc") for part in parts):
+        value = Table(*parts, label="label")
     if isinstance(value, Table):
         return ["data=table", *_section("data", value.settings())]
     if key == "data" and not callable(value):

@@ -63,7 +63,8 @@ def as_task(dataset: Dataset, asked: TaskName | Literal["auto"]) -> Dataset:
         SettingsError: the targets are not of this task, or `auto` cannot decide it.
     """
     y, found, values = dataset.y, dataset.task, dataset.values
-    if asked in ("auto", "classification") and y.ndim == 2 and y.shape[1] > 1 and _is_one_hot(y):
+    one_hot = y.ndim == 2 and y.shape[1] > 1 and np.isin(y, (0, 1)).all() and (y.sum(axis=1) == 1).all()
+    if asked in ("auto", "classification") and one_hot:
         said = f"{dataset.name}: every row of the targets has exactly one 1, so the columns are classes"
         told = (f"{said}; task=multilabel makes them labels",) if asked == "auto" else ()
         return replace(dataset, y=y.argmax(1), notes=(*dataset.notes, *told))
@@ -106,7 +107,3 @@ def array_card(dataset: Dataset) -> Card:
         ("inputs", f"{dataset.kind} {'x'.join(map(str, x.shape[1:]))}, {x.dtype}, {span}"),
         ("label", about_targets(dataset)),
     ))  # fmt: skip
-
-
-def _is_one_hot(y: np.ndarray) -> bool:
-    return bool(np.isin(y, (0, 1)).all() and (y.sum(axis=1) == 1).all())

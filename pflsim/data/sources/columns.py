@@ -117,16 +117,13 @@ def _no_category(counts: Mapping[str, int]) -> str:
     words = [text for text in counts if as_number(text) is None]
     if len(counts) - len(words) > FEW and 2 * sum(counts[word] for word in words) <= total:
         return f"has numbers, but also {some(words)}" if words else "is text by its type, but has numbers"
-    marked = [text for text in words if text.lower() not in WORDS and _unmarked(text) is not None]
+    unmarked = {text: MARKS.sub("", text).replace("\N{MINUS SIGN}", "-") for text in words if text.lower() not in WORDS}
+    marked = [text for text, number in unmarked.items() if as_number(number) is not None]
     if marked and 2 * sum(n for text, n in counts.items() if text not in words or text in marked) >= total:
         return f"has numbers with marks, such as {some(marked)}"
     if any(len(counts) > most and total < least * len(counts) for most, least in LIMITS):
         return f"is text with {len(counts)} different values in {total} rows"
     return ""
-
-
-def _unmarked(text: str) -> float | None:
-    return as_number(MARKS.sub("", text).replace("\N{MINUS SIGN}", "-"))
 
 
 def doubts(name: str, columns: Sequence[Column], dataset: Dataset, missing: Sequence[str] | None) -> Iterator[str]:

@@ -106,18 +106,17 @@ def read_rows(data: str, source: Source, columns: Sequence[str] | None, texts: S
     if not source.path or not source.label:
         missing = "data.label=COLUMN" if source.path else "data.path=FILE.csv (or .parquet)"
         raise SettingsError(f"data={data} needs {missing}")
-    stamps, frames = [], False
+    stamps = list[object]()
     for key, name in {"data.path": source.path, "data.test": source.test}.items():
         if name:
             with reading(given_as(key, name), FORM):
-                frames |= kept_object(name, key) is not None or Path(name).is_dir()
-                stamps += [] if frames else [Path(name).stat().st_mtime_ns, Path(name).stat().st_size]
-    read = _read.__wrapped__ if frames else _read  # a frame or folder can have changed
-    return read(source, None if columns is None else tuple(columns), tuple(texts), tuple(stamps))
+                file = None if kept_object(name, key) is not None or Path(name).is_dir() else Path(name).stat()
+                stamps.append((file.st_mtime_ns, file.st_size) if file else object())  # others are always read again
+    return _read(source, None if columns is None else tuple(columns), tuple(texts), tuple(stamps))
 
 
 @lru_cache(maxsize=1)
-def _read(source: Source, columns: tuple[str, ...] | None, texts: tuple[str, ...], stamps: tuple[int, ...]) -> Rows:
+def _read(source: Source, columns: tuple[str, ...] | None, texts: tuple[str, ...], stamps: tuple[object, ...]) -> Rows:
     from pandas import concat
 
     del stamps  # of the files, so that changed ones are read again
@@ -128,13 +127,12 @@ def _read(source: Source, columns: tuple[str, ...] | None, texts: tuple[str, ...
     for (part, _, _), (key, name) in zip(read, files.items(), strict=True):
         check_columns(given_as(key, name), part, wanted)
     frames, declared, aside = zip(*read, strict=True)
-    frame: Any = (
-        concat(frames, ignore_index=True)[[*frames[0].columns]] if source.test else frames[0].reset_index(drop=True)
-    )
+    frame: Any = concat(frames, ignore_index=True)[[*frames[0].columns]]
+    typed = frozenset().union(*declared)
     where, name = given_as("data.path", source.path), Path(files["data.path"].removeprefix(NOTEBOOK)).stem
     training, lost = np.arange(len(frame)) < len(frames[0]), dict[str, Any]()
     with reading(where, FORM):
-        labels = label_cells(frame[source.label], source.missing, source.label in frozenset().union(*declared))
+        labels = label_cells(frame[source.label], source.missing, source.label in typed)
         keep = labels.notna().to_numpy(bool)
         lost["without a label"] = np.count_nonzero(~keep)
         codes, names, notes = dict[str, np.ndarray](), dict[str, tuple[str, ...]](), list[str]()
@@ -164,9 +162,7 @@ def _read(source: Source, columns: tuple[str, ...] | None, texts: tuple[str, ...
         names.get("client", ()), groups=groups, values=values, notes=tuple(notes),
         rows=None if keep.all() else np.flatnonzero(keep),
     )  # fmt: skip
-    return Rows(
-        frame if keep.all() else frame.loc[keep], targets, frozenset().union(*declared), frozenset(aside[0]), lost
-    )
+    return Rows(frame.loc[keep], targets, typed, frozenset(aside[0]), lost)
 
 
 def _frame(path: str, key: str, texts: Collection[str]) -> tuple[DataFrame, set[str], set[str]]:

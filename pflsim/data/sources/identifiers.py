@@ -29,10 +29,8 @@ def named_cells(column: Series, key: str, missing: Missing) -> Series:
     """
     names = names_of_cells(column)
     counts = names.value_counts()
-    words, others = [], []
-    for name in map(str, counts.index):
-        (words if name.lower() in WORDS else others).append(name)
-    if others and all(as_number(name) is not None for name in others):
+    words = [name for name in counts.index if name.lower() in WORDS]
+    if len(words) < len(counts) and all(as_number(name) is not None for name in {*counts.index} - {*words}):
         return without(names, {*WORDS, *(missing or ())})
     if words and missing is None:
         said = ", ".join(f"{counts[word]} cells {word}" for word in words)

@@ -76,12 +76,6 @@ def test_frames_are_tables() -> None:
         assert given == overrides_of({"data": Table(*parts, label="label")}) and "data=table" in given
 
 
-def test_images_with_a_palette_have_their_colours() -> None:
-    images = [Image.new("RGB", (4, 4), colour).convert("P") for colour in ((255, 0, 0), (0, 0, 255))]
-    found = as_dataset([(image, 0) for image in (*images, images[0].convert("PA"))]).x[:, :, 0, 0]
-    assert found.tolist() == [[255, 0, 0], [0, 0, 255], [255, 0, 0]]
-
-
 @pytest.mark.parametrize(
     ("labels", "numbers", "values"),
     [

@@ -323,3 +323,24 @@ def test_apportion_is_within_one_of_the_quota_and_never_beyond_the_weight(weight
     for part, weight in zip(parts.tolist(), weights, strict=True):
         assert part <= weight
         assert whole == 0 or abs(part * whole - weight * total) < whole
+
+
+@pytest.mark.parametrize("alpha", [0.001, 0.1, 10.0])
+def test_sizes_of_dirichlet_by_client_are_those_of_the_paper(alpha):
+    labels = even_labels(each=6000)
+    sizes = table(labels, partitions.dirichlet_by_client(labels, 10, 100, rng(), None, alpha=alpha)).sum(axis=1)
+    assert sizes.tolist() == [120] * 10 + [300] * 30 + [600] * 30 + [900] * 20 + [1200] * 10
+
+
+def test_dirichlet_by_client_uses_everything_and_its_skew_falls_with_alpha():
+    labels, largest = even_labels(each=600), []
+    for alpha in (1e-4, 0.1, 1.0, 100.0):
+        every = {"alpha": alpha, "used": 1.0, "balanced": True}
+        counts = table(labels, partitions.dirichlet_by_client(labels, 10, 100, rng(), None, **every))
+        assert (counts.sum(axis=0) == 600).all() and (counts.sum(axis=1) == 60).all()
+        largest.append((counts.max(axis=1) / counts.sum(axis=1)).mean())
+    assert largest == sorted(largest, reverse=True) and largest[0] > 0.9 and largest[-1] < 0.3
+    few = np.repeat([0, 3, 7], 50)
+    for clients in (1, 2, 3, 7):
+        found = table(few, partitions.dirichlet_by_client(few, 10, clients, rng(), None, used=1.0))
+        assert (found.sum(axis=1) > 0).all() and found.sum() == 150
