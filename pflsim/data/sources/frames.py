@@ -106,17 +106,18 @@ def read_rows(data: str, source: Source, columns: Sequence[str] | None, texts: S
     if not source.path or not source.label:
         missing = "data.label=COLUMN" if source.path else "data.path=FILE.csv (or .parquet)"
         raise SettingsError(f"data={data} needs {missing}")
-    stamps = list[object]()
+    stamps, frames = [], False
     for key, name in {"data.path": source.path, "data.test": source.test}.items():
         if name:
             with reading(given_as(key, name), FORM):
-                file = None if kept_object(name, key) is not None or Path(name).is_dir() else Path(name).stat()
-                stamps.append((file.st_mtime_ns, file.st_size) if file else object())  # others are always read again
-    return _read(source, None if columns is None else tuple(columns), tuple(texts), tuple(stamps))
+                frames |= kept_object(name, key) is not None or Path(name).is_dir()
+                stamps += [] if frames else [Path(name).stat().st_mtime_ns, Path(name).stat().st_size]
+    read = _read.__wrapped__ if frames else _read  # a frame or folder can have changed
+    return read(source, None if columns is None else tuple(columns), tuple(texts), tuple(stamps))
 
 
 @lru_cache(maxsize=1)
-def _read(source: Source, columns: tuple[str, ...] | None, texts: tuple[str, ...], stamps: tuple[object, ...]) -> Rows:
+def _read(source: Source, columns: tuple[str, ...] | None, texts: tuple[str, ...], stamps: tuple[int, ...]) -> Rows:
     from pandas import concat
 
     del stamps  # of the files, so that changed ones are read again

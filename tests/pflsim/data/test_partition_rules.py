@@ -292,17 +292,14 @@ def test_settings_that_are_refused(line: str) -> None:
         ("listed_classes", 2, {"held": [[0], []]}, r"client 1 .*\[\]"),
         ("listed_classes", 2, {"held": [[0, 10], [1]]}, r"client 0 .*\[0, 10\]"),
         ("by_client", 3, {}, "data=femnist"),
+        ("by_client", 24, {"client_ids": np.arange(600) % 23}, "at most 23"),
+        ("by_client", 12, {"client_ids": np.arange(600) % 23, "ids_per_client": 2}, "at most 11"),
     ],
 )
 def test_what_cannot_be_done_is_said(rule, clients, options, says):
+    own = {name: value for name, value in options.items() if name != "client_ids"}
     with pytest.raises(SettingsError, match=says):
-        getattr(partitions, rule)(even_labels(), 10, clients, rng(), None, **options)
-
-
-@pytest.mark.parametrize(("clients", "each", "says"), [(24, None, "at most 23"), (12, 2, "at most 11")])
-def test_by_client_needs_enough_clients(clients, each, says):
-    with pytest.raises(SettingsError, match=says):
-        partitions.by_client(even_labels(), 10, clients, rng(), np.arange(600) % 23, ids_per_client=each)
+        getattr(partitions, rule)(even_labels(), 10, clients, rng(), options.get("client_ids"), **own)
 
 
 def test_classes_without_examples_are_passed_over():

@@ -333,14 +333,16 @@ def test_names_of_clients_and_labels_that_differ_in_case_only() -> None:
     ("cells", "values", "classes"),
     [
         (["0", "2", "5"], tuple(range(6)), 6), (["7", "07", "7"], ("07", "7"), 2),
-        (["True", "False", ""], (False, True), 2),
+        (["True", "False", ""], (False, True), 2), (["5", "3", "9"], (3, 5, 9), 3), (["1.0", "0.0", ""], (0, 1), 2),
+        (["0.5", "2.0", "3.0"], None, 1),
         (["b", "a", "c"], ("a", "b", "c"), 3), (["10", "9", "x"], ("10", "9", "x"), 3), (["3", "NA", "4"], (3, 4), 2),
         ([f"{10**19}", f"{10**19 + 1}", f"{10**19}"], (f"{10**19}", f"{10**19 + 1}"), 2),
     ],
 )  # fmt: skip
-def test_labels_are_as_written(cells: list[str], values: tuple[Any, ...], classes: int) -> None:
+def test_labels_are_as_written(cells: list[str], values: tuple[Any, ...] | None, classes: int) -> None:
     data = read(BASE.assign(y=cells * (N // 3)))
     assert (data.values, data.num_classes) == (values, classes)
+    assert data.y.dtype == (np.float32 if values is None else np.int64)
 
 
 @pytest.mark.parametrize(
