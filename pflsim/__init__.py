@@ -60,7 +60,7 @@ def run(
 
             - `model`: a class or function that returns a `torch.nn.Module`.
             - `data`: a `pflsim.Table`, a `pflsim.data.dataset.Dataset`, or a pair of training and test data (see
-              `pflsim.data.sources.own.as_dataset`).
+              `pflsim.data.sources.own.as_dataset`); frames of pandas are tables with the label `label`.
             - `method`: a `ClientModule` class, or a pair of it and a `ServerRule` class.
             - `task["loss"]` and the entries of `eval["metrics"]`: functions `(scores, targets)`, modules and metrics.
             - `partition`: a partition rule, or the rows of every client: `{"train": [...], "test": [...]}`.

@@ -71,6 +71,9 @@ def _component(key: str, value: Any) -> dict[str, Any]:
         return chosen | _section(key, {name: item for name, item in value.items() if name != "name"})
     if key == "method" and isinstance(value, tuple) and len(value) == 2:
         return {"method": target_of(value[0]), "method.server": target_of(value[1])}
+    parts = value if isinstance(value, tuple) else (value,)
+    if key == "data" and len(parts) in (1, 2) and all(hasattr(part, "iloc") for part in parts):
+        value = Table(*parts, label="label")
     if isinstance(value, Table):
         return {"data": "table"} | _section("data", value.settings())
     if key == "data" and not callable(value):

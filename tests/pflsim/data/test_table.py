@@ -136,24 +136,6 @@ def test_rows_without_a_label_and_small_clients_are_left_out_and_named() -> None
     assert "Tiny" in federation(*OF_CLIENTS, "data.min_examples=3")[1].names
 
 
-@pytest.mark.parametrize(
-    ("values", "y"),
-    [
-        ([5, 3, 5, 9], [1, 0, 1, 2]),
-        ([3, None, 5, 9], [0, 1, 2]),
-        ([True, False, True, True], [1, 0, 1, 1]),
-        ([0.0, 1.0, 1.0, 0.0], [0, 1, 1, 0]),
-        (["b", "a", None, "b"], [1, 0, 1]),
-        ([0.5, 2.0, 3.0, 1.0], [[0.5], [2.0], [3.0], [1.0]]),
-    ],
-)
-def test_targets(values: list[Any], y: list[Any]) -> None:
-    from pflsim.data.sources.table import load
-
-    data = load(**pflsim.Table(pd.DataFrame({"x": [1.0, 2.0, 3.0, 4.0], "y": values}), label="y").settings())
-    assert data.y.tolist() == y and data.y.dtype == (np.float32 if isinstance(y[0], list) else np.int64)
-
-
 def test_two_tables_are_joined_by_the_names_of_columns() -> None:
     frame = visits()
     test = frame.iloc[80:][["sex", "pressure", "hospital", "readmitted", "age"]].assign(more=1)

@@ -211,7 +211,6 @@ def test_large_tokens_have_digests_of_their_own() -> None:
         (np.array([[1, 5]] * 6), {"vocabulary": 5}, ("data.vocabulary=5", "1..5")),
         (np.array([[1, 5]] * 6), {"standardize": True}, ("data.standardize", "token sequences")),
         (np.array([[1.5, 5]] * 6), {"vocabulary": 9}, ("data.vocabulary=9", "tables")),
-        (np.array([[1.5, np.inf]] * 6), {}, ("infinite",)),
     ],
 )
 def test_refused_archives(tmp_path: Path, x: np.ndarray, settings: dict[str, Any], words: tuple[str, ...]) -> None:
