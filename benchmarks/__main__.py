@@ -17,9 +17,9 @@ from typing import Any
 import psutil
 
 from benchmarks.cases import CASES, OUT, ROOT, WAYS, Case
-from benchmarks.report import put, tables
-from benchmarks.results import Results
-from benchmarks.targets import verdicts
+from benchmarks.speed.report import put, tables
+from benchmarks.speed.results import Results
+from benchmarks.speed.targets import verdicts
 from pflsim.records.environment import code, machine, versions
 from pflsim.records.tracker import MemorySampler, held_mb
 
@@ -70,7 +70,7 @@ def _measure(case: Case, given: argparse.Namespace, measured: dict[str, Any]) ->
     found: dict[str, Any] = {}
     logs, head = OUT / "logs", {"at": datetime.now(UTC).isoformat(timespec="seconds"), **measured}
     if case.name != "start":
-        head["rates"] = _run_module("benchmarks.machine", [], logs / "machine.log", 300)
+        head["rates"] = _run_module("benchmarks.speed.machine", [], logs / "machine.log", 300)
         print(f"  machine: {_brief(head['rates'])}", flush=True)
     rounds = case.rounds if case.growth else given.rounds or case.rounds
     if given.quick:
@@ -80,7 +80,7 @@ def _measure(case: Case, given: argparse.Namespace, measured: dict[str, Any]) ->
         if given.ways and way not in given.ways:
             continue
         done = _run_module(
-            "benchmarks.one",
+            "benchmarks.speed.one",
             [case.name, way, *options],
             logs / f"{case.name}-{way}.log",
             given.limit,

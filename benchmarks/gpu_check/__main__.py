@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases import OUT, ROOT
-from benchmarks.report import table
+from benchmarks.speed.report import table
 
 PARTS = {1: "right", 2: "fast", 3: "memory", 4: "fractions"}
 SHARES = {1: 0.45, 2: 0.3, 3: 0.1, 4: 0.15}

@@ -8,10 +8,10 @@ import pytest
 import torch
 from run_files import write_checkpoint
 
-from benchmarks import soak
-from benchmarks.references import IDENTITY
-from benchmarks.report import put
-from benchmarks.soak import DECK, KINDS, Kill, Soak, Tally, differences, draw_kills, report
+from benchmarks.speed.report import put
+from benchmarks.tools import soak
+from benchmarks.tools.references import IDENTITY
+from benchmarks.tools.soak import DECK, KINDS, Kill, Soak, Tally, differences, draw_kills, report
 
 pytestmark = pytest.mark.slow
 

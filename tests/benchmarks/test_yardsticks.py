@@ -8,10 +8,10 @@ import torch
 from support import inline
 from torch import Tensor
 
-from benchmarks import ours, plain, plain_ray
 from benchmarks.cases import CASES, overrides, settings_of
-from benchmarks.machine import rates
-from benchmarks.rounds import expected_steps, forward_flops, step_flops
+from benchmarks.speed import ours, plain, plain_ray
+from benchmarks.speed.machine import rates
+from benchmarks.speed.rounds import expected_steps, forward_flops, step_flops
 from lightning_modules.hosts.devices import torch_threads
 from lightning_modules.nets.cnn import Cnn
 from lightning_modules.nets.mlp import Mlp

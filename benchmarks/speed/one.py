@@ -1,4 +1,4 @@
-"""Runs one way of one case: `python -m benchmarks.one CASE WAY --rounds 3 --out FILE`."""
+"""Runs one way of one case: `python -m benchmarks.speed.one CASE WAY --rounds 3 --out FILE`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def measure(case_name: str, way: str, rounds: int, root: str, quick: bool) -> di
     case = CASES[case_name]
     settings = settings_of(overrides(case, way, rounds + 1, root, quick))
     if way in ("plain", "plain1", "workers"):
-        from benchmarks import plain, plain_ray
+        from benchmarks.speed import plain, plain_ray
         from lightning_modules.prepare import prepare
 
         prepared = prepare(settings)
@@ -35,7 +35,7 @@ def measure(case_name: str, way: str, rounds: int, root: str, quick: bool) -> di
             if way == "workers"
             else plain.measure(prepared, 1 if way == "plain1" else CORES)
         )
-    from benchmarks import ours
+    from benchmarks.speed import ours
 
     with tempfile.TemporaryDirectory() as folder:
         return ours.measure(settings, Path(folder), case.growth)
@@ -69,7 +69,7 @@ def _first_round() -> float:
 
 def main() -> None:
     """Run the measurement and write the figures as JSON."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.one")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed.one")
     parser.add_argument("case", choices=CASES)
     parser.add_argument("way", choices=WAYS)
     parser.add_argument("--rounds", type=int, default=3)

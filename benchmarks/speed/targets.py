@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from benchmarks.cases import OURS
-from benchmarks.results import Results, growth
+from benchmarks.speed.results import Results, growth
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from benchmarks.rounds import Round, check_steps, digest
+from benchmarks.speed.rounds import Round, check_steps, digest
 from lightning_modules.prepare import prepare
 from pflsim.config.settings import Settings
 from pflsim.records.history import RoundMetrics

@@ -26,8 +26,8 @@ from typing import Any
 import psutil
 
 from benchmarks.cases import ROOT
-from benchmarks.references import run_digests
-from benchmarks.report import put, table
+from benchmarks.speed.report import put, table
+from benchmarks.tools.references import run_digests
 from pflsim.records.environment import code
 
 PAGE = ROOT / "docs" / "reliability.md"
@@ -384,7 +384,7 @@ def _end_of(log: Path, lines: int = 20) -> str:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tools.soak", description=__doc__)
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0, help="the seed of the run and of the kills")
     parser.add_argument("--every", type=float, default=8, help="the average number of rounds between kills")
