@@ -56,7 +56,7 @@ bench: .venv/.installed  ## how fast it is, into docs/performance.md: make bench
 	$(BIN)/python -m benchmarks $(ARGS)
 
 soak: .venv/.installed  ## 300 rounds with processes killed at random, the result must be the same: make soak ARGS="--seed 1 --page"
-	$(BIN)/python -m benchmarks.soak $(ARGS)
+	$(BIN)/python -m benchmarks.tools.soak $(ARGS)
 
 docs: .venv/.installed  ## writes docs/reference.md from signatures and docstrings, and the site into docs/_build/html
 	$(BIN)/python docs/make_reference.py

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from benchmarks.cases import CASES, OUT, ROOT, WAYS, Case
-from benchmarks.report import put, tables
-from benchmarks.results import Results
-from benchmarks.supervise import run_module
-from benchmarks.targets import verdicts
+from benchmarks.speed.report import put, tables
+from benchmarks.speed.results import Results
+from benchmarks.speed.targets import verdicts
 from pflsim.records.environment import code, machine, versions
+from pflsim.records.tracker import MemorySampler, held_mb
 
 PAGE, FIGURES = ROOT / "docs" / "performance.md", ROOT / "docs" / "performance.json"
 DATASETS = ("FashionMNIST", "MNIST")
@@ -63,7 +70,7 @@ def _measure(case: Case, given: argparse.Namespace, measured: dict[str, Any]) ->
     found: dict[str, Any] = {}
     logs, head = OUT / "logs", {"at": datetime.now(UTC).isoformat(timespec="seconds"), **measured}
     if case.name != "start":
-        head["rates"] = run_module("benchmarks.machine", [], logs / "machine.log", 300)
+        head["rates"] = _run_module("benchmarks.speed.machine", [], logs / "machine.log", 300)
         print(f"  machine: {_brief(head['rates'])}", flush=True)
     rounds = case.rounds if case.growth else given.rounds or case.rounds
     if given.quick:
@@ -72,8 +79,8 @@ def _measure(case: Case, given: argparse.Namespace, measured: dict[str, Any]) ->
     for way in case.ways:
         if given.ways and way not in given.ways:
             continue
-        done = run_module(
-            "benchmarks.one",
+        done = _run_module(
+            "benchmarks.speed.one",
             [case.name, way, *options],
             logs / f"{case.name}-{way}.log",
             given.limit,
@@ -82,6 +89,61 @@ def _measure(case: Case, given: argparse.Namespace, measured: dict[str, Any]) ->
         found[way] = {**done, **head}
         print(f"  {WAYS[way]}: {_brief(done)}", flush=True)
     return found
+
+
+def _run_module(
+    module: str, arguments: Sequence[str], log: Path, limit_s: float, sampling: float | None = None
+) -> dict[str, Any]:
+    """Return what `python -m module ... --out FILE` writes, with its peak memory, or `{"error": ...}`.
+
+    Args:
+        module: writes a JSON object to the file of `--out`.
+        arguments: the other arguments of its command line.
+        log: the file for its output.
+        limit_s: the time limit in seconds.
+        sampling: the largest fraction of the time for sampling the memory; None: the default.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, log.open("w", encoding="utf-8") as output:
+        out, start = Path(folder) / "out.json", time.perf_counter()
+        before, sampler = held_mb(), MemorySampler() if sampling is None else MemorySampler(sampling)
+        command = [sys.executable, "-m", module, *arguments, "--out", str(out)]
+        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            status = _watch(process, sampler, start + limit_s)
+        finally:
+            _end(process)
+        seconds = time.perf_counter() - start
+        if status == 0 and out.exists():
+            found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+            peak = max([sampler.peak_mb - before, *found.get("held_mb", [])])
+            return {**found, "peak_mb": peak, "wall": seconds}
+    reason = f"no end after {limit_s:.0f} s" if status is None else _last_line(log)
+    return {"error": f"status {status}: {reason}" if status else reason, "wall": seconds}
+
+
+def _watch(process: subprocess.Popen[bytes], sampler: MemorySampler, until: float) -> int | None:
+    """Return the exit status, or None after the time limit."""
+    while process.poll() is None:
+        if time.perf_counter() > until:
+            return None
+        sampler.sample()
+        time.sleep(0.05)
+    return process.returncode
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that still runs, and its children."""
+    if process.poll() is None:
+        for one in [*psutil.Process(process.pid).children(recursive=True), process]:
+            with suppress(psutil.Error):
+                one.kill()
+        process.wait()
+
+
+def _last_line(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return lines[-1][:200] if lines else "it printed nothing"
 
 
 def _brief(done: dict[str, Any]) -> str:

@@ -26,6 +26,7 @@ from pflsim.config.names import FOLDER, program
 from pflsim.config.settings import Placement, Settings
 from pflsim.errors import RunError, SettingsError
 from pflsim.records.limits import check_limits, free_memory, usable_cpus
+from ray_actors import ray_private
 from ray_actors.layout import ACTOR_MB, Layout, Node, ResourcesMissing, lay_out, share
 from ray_actors.resources import POLL_S, ActorPool
 
@@ -63,16 +64,14 @@ def start(cpus: int, gpus: int, store_mb: int | None = None, folder: Path | None
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # of the actors, see `pflsim.cli.run`
-    from ray._private import ray_constants
-
     try:
         Path("~/.ray").expanduser().mkdir(exist_ok=True)
     except (OSError, RuntimeError):  # Ray cannot write its token there
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_urlsafe(32))
     remove_leftovers()
     folder = folder or create_folder()
-    _silence_notices()
-    ray_constants.ENABLE_RAY_CLUSTER = False  # or Ray listens on all network interfaces
+    ray_private.silence_notices()
+    ray_private.listen_on_loopback()
     # Ray's processes are in the process group of this one. Block signals to the group, which would end them before the
     # run has saved its state.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGTERM})
@@ -103,12 +102,7 @@ def start(cpus: int, gpus: int, store_mb: int | None = None, folder: Path | None
 
 def stop(folder: Path) -> None:
     """Stop the Ray that `start` has started, and remove its files."""
-    from ray._private import worker
-
-    node: Any = worker._global_node
-    if node is not None:  # or Ray waits a second for each of five processes, which block SIGTERM
-        kill = node.kill_all_processes
-        node.kill_all_processes = lambda **options: kill(**{**options, "allow_graceful": False})
+    ray_private.end_without_waiting()
     ray.shutdown()
     _kill_users(folder)
     shutil.rmtree(folder, ignore_errors=True)
@@ -126,12 +120,6 @@ class _SafePathConfig(JobConfig):
         here = {str(Path.cwd())} - {str(FOLDER)}
         self._py_driver_sys_path = [folder for folder in self._py_driver_sys_path if folder not in here]
         return super()._serialize()
-
-
-def _silence_notices() -> None:
-    """Keep `ray.init` from logging that token authentication is enabled, and that a thread cannot set a handler."""
-    for name in ("authentication", "worker"):
-        logging.getLogger(f"ray._private.{name}").setLevel(logging.ERROR)
 
 
 def create_folder() -> Path:
@@ -355,7 +343,7 @@ def join(address: str) -> None:
                 f"ray_address={address}: nothing answers there ({error}); expected auto or HOST:PORT of a cluster that "
                 f"was started with ray start --head; to run as a job of another cluster, use {program()} submit"
             ) from error
-    _silence_notices()
+    ray_private.silence_notices()
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # pflsim repeats failed calls and reports them itself
     try:
         context: Any = ray.init(address=address, logging_level=logging.WARNING, job_config=_SafePathConfig())

@@ -15,12 +15,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import ray
 from ray import ObjectRef, exceptions
-from ray._private import worker
 
 from lightning_modules.hosts.base_executor import BaseExecutor, PreparedRun
 from lightning_modules.hosts.client_factory import InitialStates
@@ -33,6 +31,7 @@ from pflsim.records.checkpoint_write import to_containers
 from pflsim.types import EvalRow, Tensors
 from ray_actors.client_actor import Environment, Setup, environment
 from ray_actors.layout import Layout
+from ray_actors.ray_private import logs
 from ray_actors.resources import POLL_S, ActorPool, alive_ids
 from ray_actors.server_actor import ServerState
 from ray_actors.zero_copy import ZeroCopyMessage
@@ -466,9 +465,8 @@ def fatal_error(process: str) -> str:
         process: its name, see `process_name`.
     """
     _, pid, *_, address = process.split()
-    folder = Path(worker._global_node.get_logs_dir_path())  # type: ignore[union-attr]
-    logs = folder.glob(f"worker-*-{pid}.err") if address == ray.util.get_node_ip_address() else ()
-    return "".join(log.read_text(errors="replace").partition("Fatal Python error: ")[2] for log in logs)
+    found = logs().glob(f"worker-*-{pid}.err") if address == ray.util.get_node_ip_address() else ()
+    return "".join(log.read_text(errors="replace").partition("Fatal Python error: ")[2] for log in found)
 
 
 def how_it_died(error: Exception) -> str:

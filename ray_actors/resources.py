@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from pflsim.errors import RunError
 from ray_actors.client_actor import ClientActor
 from ray_actors.layout import ACTOR_MB, Layout, Node
+from ray_actors.ray_private import available_resources_per_node
 from ray_actors.server_actor import ServerActor
 
 POLL_S = 0.2
@@ -106,8 +107,6 @@ class ActorPool:
 
     def free(self) -> list[Node]:
         """Return the free resources of all nodes; those of this pool's actors count as free."""
-        from ray._private.state import available_resources_per_node  # `ray.nodes` has totals, and others sums
-
         held, amounts = self.on_nodes(), available_resources_per_node()
 
         def left(id_: str, name: str) -> float:

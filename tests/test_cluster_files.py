@@ -13,7 +13,7 @@ import pytest
 import yaml
 from launched import lines_until
 
-from benchmarks.loopback import Cluster
+from benchmarks.tools.loopback import Cluster
 
 pytestmark = pytest.mark.slow
 

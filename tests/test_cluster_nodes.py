@@ -9,7 +9,7 @@ import pytest
 from failing_clients import set_trap
 from launched import lines_until
 
-from benchmarks.loopback import RAY, Cluster, Node
+from benchmarks.tools.loopback import RAY, Cluster, Node
 from pflsim import cli
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support import settings_of
 
-from benchmarks.paper import read_published, settings_of_rows
+from benchmarks.studies.paper import read_published, settings_of_rows
 from pflsim.analysis.runs import settings_by_key
 from pflsim.config.compose import CONFIGS
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import loopback
+from benchmarks.tools import loopback
 
 pytestmark = pytest.mark.slow
 

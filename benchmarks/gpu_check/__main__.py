@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases import OUT, ROOT
+from benchmarks.speed.report import table
 
 PARTS = {1: "right", 2: "fast", 3: "memory", 4: "fractions"}
 SHARES = {1: 0.45, 2: 0.3, 3: 0.1, 4: 0.15}
@@ -152,8 +153,7 @@ def page(results: Sequence[dict[str, Any]]) -> str:
     newest = {(result["device"], result["part"], result["check"]): result for result in results}
     ordered = sorted(newest.values(), key=lambda result: (result["device"], result["part"]))
     rows = [[str(value).replace("|", "/").replace("\n", " ") for value in result.values()] for result in ordered]
-    lines = [["device", "part", "check", "result", "found", "seconds"], ["---"] * 6, *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return table(("device", "part", "check", "result", "found", "seconds"), rows)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from benchmarks.gpu_check.runs import (
     train_round,
 )
 from benchmarks.gpu_check.workers import workers
-from benchmarks.plain import Loader, PlainLoop, State, average, train_client
+from benchmarks.speed.plain import Loader, PlainLoop, State, average, train_client
 from lightning_modules.hosts.devices import claim_device
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.lockstep.training import Lockstep

@@ -60,7 +60,7 @@ def share(device: str) -> str:
 def retry(device: str) -> str:
     """Train with too little memory at first: on_client_error=retry ends with the states of a run with enough."""
     run = made("method=fedavg", "model=mlp", "model.hidden=[4096]", "lockstep_clients=6")
-    expected = outcome(started(run, device), rounds=1)
+    expected = outcome(started(run, device), last=1)
     gc.collect()
     executor, failures = started(run, device, "retry(1)"), list[Failure]()
     policy, enough_memory = executor.failure_policy, too_little_memory(device, executor)
@@ -72,7 +72,7 @@ def retry(device: str) -> str:
 
     policy.retry = retried  # type: ignore[method-assign]
     try:
-        found = outcome(executor, rounds=1)
+        found = outcome(executor, last=1)
     finally:
         enough_memory()
     assert failures, "there was enough memory"

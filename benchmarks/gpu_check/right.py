@@ -133,10 +133,10 @@ def precisions(device: str) -> str:
     """Compare one round with each precision with one on the CPU in float32."""
     run, found = made("method=fedavg", *NETS["cnn_bn"], *STEPS), []
     bounds = {"ieee": 1e-5, "bf16": 3e-2} | ({} if device == "cpu" else {"tf32": 1e-2})
-    exact = outcome(started(run, "cpu"), rounds=1)
+    exact = outcome(started(run, "cpu"), last=1)
     for name, bound in bounds.items():
         factory = replace(run.factory, training=replace(run.factory.training, precision=name))
-        far = distance(outcome(started(replace(run, factory=factory), device), rounds=1), exact)
+        far = distance(outcome(started(replace(run, factory=factory), device), last=1), exact)
         found.append(f"{name} {far:.0e}")
         assert far < bound, ", ".join(found)
     return ", ".join(found)

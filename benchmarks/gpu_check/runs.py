@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.cases import settings_of
+from lightning_modules.contract.checks import rounds, start
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.prepare import PreparedRun, prepare
 from pflsim.config.compose import CONFIGS
-from pflsim.engine.execution import EvalRequest, ReplyTask, TrainTask
+from pflsim.engine.execution import EvalRequest
 from pflsim.messages import Message
 
 METHODS = sorted(path.stem for path in (CONFIGS / "method").glob("*.yaml") if not path.stem.endswith("_lora"))
@@ -57,15 +58,13 @@ def started(run: PreparedRun, device: str, on_error: str = "abort") -> InlineExe
     executor = InlineExecutor(
         replace(run, settings=settings, factory=replace(run.factory, device=device), dataset=data)
     )
-    executor.start()
+    start(executor, run)
     return executor
 
 
 def train_round(executor: InlineExecutor, number: int) -> None:
     """Train all clients for a round, and fuse what they send."""
-    trained = executor.run(TrainTask(number), executor.send(range(len(executor.host.clients))))
-    executor.store(trained)
-    executor.fuse(trained)
+    rounds(executor, [number], executor.host.clients)
 
 
 def evaluate(executor: InlineExecutor) -> None:
@@ -75,19 +74,12 @@ def evaluate(executor: InlineExecutor) -> None:
     assert all(np.isfinite(row.loss) for row in rows), "the loss of an evaluation is not finite"
 
 
-def outcome(executor: InlineExecutor, rounds: int = 2) -> dict[str, Tensor]:
-    """Run some rounds; return the tensors of all private states and of the messages that the server would send next."""
-    clients = range(len(executor.host.clients))
-    if executor.server.rule.initial_round:
-        opened = executor.host.run(ReplyTask(), dict.fromkeys(clients))
-        executor.server.fuse([reply.uplink for reply in opened.values()])
-    for number in range(1, rounds + 1):
-        if executor.server.rule.surveys(number, rounds):
-            executor.fuse(executor.run(ReplyTask(number), executor.send(clients)))
-        train_round(executor, number)
+def outcome(executor: InlineExecutor, last: int = 2) -> dict[str, Tensor]:
+    """Run rounds 1 to `last`; return the tensors of all states and of the messages that the server would send next."""
+    rounds(executor, range(1, last + 1), executor.host.clients)
     evaluate(executor)
     found = {f"{c}.{name}": value for c, state in executor.client_states() for name, value in state.items()}
-    for client, message in executor.send(clients).downlinks.items():
+    for client, message in executor.send(executor.host.clients).downlinks.items():
         assert isinstance(message, Message)
         sent = {**message.weights, **message.extra}
         if message.prototypes is not None:

@@ -64,7 +64,7 @@ class ClientHost:
 
     Attributes:
         states: the private state of each client, from which its next task starts. Tasks do not change it.
-        always_check: whether attributes are checked in every round; else in each client's first round on this host.
+        always_check: whether attributes are checked in every task; else in the first of each kind on this host.
     """
 
     always_check = False
@@ -87,7 +87,7 @@ class ClientHost:
                 stacked, shards = stacked_shards([self.shards[client] for client in stack])
                 self.shards.update({own.client: own for own in shards})
                 self.stacked_shards.update(dict.fromkeys(stack, stacked))
-        self._first_rounds: dict[int, int] = {}
+        self._checks, self._checked = True, set[tuple[object, ...]]()
         self._upload: tuple[Message, Message] | None = None
         """The newest message, and its copy on the device."""
         self.locksteps = {variant: Lockstep(module) for variant, module in self.modules.items()}
@@ -140,14 +140,21 @@ class ClientHost:
             ClientError: the task failed for a client; no state has changed.
         """
         self._upload = None  # its values may have changed
-        if isinstance(task, TrainTask) and (first := next(iter(messages))) in self.stacked_shards:
-            with restored_state(self.modules[self.factory.variant_of(first)]):
-                return self._train_in_lockstep(task, messages)
-        do: Any = {
-            TrainTask: self._train, ReplyTask: self._reply, FinetuneTask: self._finetune, AdaptTask: self._adapt,
-            EvalRequest: self._evaluate,
-        }[type(task)]  # fmt: skip
-        return {client: do(task, client, message) for client, message in messages.items()}
+        first = next(iter(messages))
+        variant = self.factory.variant_of(first)
+        kind = type(task), getattr(task, "model", None), variant
+        self._checks = self.always_check or kind not in self._checked
+        if isinstance(task, TrainTask) and first in self.stacked_shards:
+            with restored_state(self.modules[variant]):
+                results: dict[int, Any] = self._train_in_lockstep(task, messages)
+        else:
+            do: Any = {
+                TrainTask: self._train, ReplyTask: self._reply, FinetuneTask: self._finetune, AdaptTask: self._adapt,
+                EvalRequest: self._evaluate,
+            }[type(task)]  # fmt: skip
+            results = {client: do(task, client, message) for client, message in messages.items()}
+        self._checked.add(kind)
+        return results
 
     def _train(self, task: TrainTask, client: int, downlink: Message | None) -> Reply:
         start = time.perf_counter()
@@ -188,7 +195,7 @@ class ClientHost:
         with (
             client_errors(first, task.round_number, phase, clients),
             torch_threads(self.factory.threads),
-            self._unchanged_attributes(first, task.round_number, buffers=False),  # lockstep replaces buffers
+            self._unchanged_attributes(buffers=False),  # lockstep replaces buffers
         ):
             seed_generators(self.factory.seed, "lockstep", first, task.round_number)
             self.locksteps[self.factory.variant_of(first)].train(list(trainings.values()))
@@ -308,13 +315,12 @@ class ClientHost:
                 self.module.round_number, self.module.steps_taken = task.round_number, 0
             else:
                 bind_state(self.module, values)
-            with self._unchanged_attributes(client, task.round_number):
+            with self._unchanged_attributes():
                 yield self.shards[client]
 
-    def _unchanged_attributes(self, client: int, number: int, buffers: bool = True) -> AbstractContextManager[None]:
+    def _unchanged_attributes(self, buffers: bool = True) -> AbstractContextManager[None]:
         """Check the module's attributes in the block; the check takes a tenth of a round's time."""
-        due = self.always_check or self._first_rounds.setdefault(client, number) == number
-        return unchanged_attributes(self.module, buffers) if due else nullcontext()
+        return unchanged_attributes(self.module, buffers) if self._checks else nullcontext()
 
     def _order(self, task: TrainTask | FinetuneTask, client: int) -> torch.Generator:
         """Return the generator that decides the order of a client's examples."""

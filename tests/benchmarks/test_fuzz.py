@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import fuzz
+from benchmarks.tools import fuzz
 from pflsim.config.compose import CONFIGS
 
 

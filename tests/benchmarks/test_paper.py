@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support import settings_of
 
-from benchmarks.paper import main, paper_table
+from benchmarks.studies.paper import main, paper_table
 from pflsim.analysis.runs import Run, read_run
 from pflsim.records.environment import write_environment
 from pflsim.records.folder import write_config

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import references
-from benchmarks.references import main, tensor_digest
+from benchmarks.tools import references
+from benchmarks.tools.references import main, tensor_digest
 from ray_actors.resources import ActorPool
 
 TENSOR = torch.arange(6.0).reshape(2, 3)

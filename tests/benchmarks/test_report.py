@@ -6,9 +6,9 @@ import pytest
 
 from benchmarks.__main__ import PAGE
 from benchmarks.cases import CASES, OURS, overrides, settings_of
-from benchmarks.report import EMPTY, put, tables
-from benchmarks.results import Results
-from benchmarks.targets import verdicts
+from benchmarks.speed.report import EMPTY, put, tables
+from benchmarks.speed.results import Results
+from benchmarks.speed.targets import verdicts
 
 pytestmark = pytest.mark.slow
 

@@ -8,8 +8,10 @@ import pytest
 import torch
 from run_files import write_checkpoint
 
-from benchmarks import soak
-from benchmarks.soak import DECK, KINDS, Kill, Soak, Tally, differences, draw_kills, put, report
+from benchmarks.speed.report import put
+from benchmarks.tools import soak
+from benchmarks.tools.references import IDENTITY
+from benchmarks.tools.soak import DECK, KINDS, Kill, Soak, Tally, differences, draw_kills, report
 
 pytestmark = pytest.mark.slow
 
@@ -23,26 +25,29 @@ def test_kills_are_drawn_from_the_seed_and_of_all_kinds() -> None:
     assert [kill.after for kill in draw_kills(6, 1, 0)] == [1, 2, 3, 4]
 
 
-def folder(path: Path, seconds: float, state: float, row: str = "1,0\n") -> Path:
+def folder(path: Path, seconds: float = 1.0, state: float = 1.0, correct: int = 0, up: int = 1) -> Path:
     path.mkdir()
-    (path / "metrics.jsonl").write_text(json.dumps({"round": 1, "seconds": {"train": seconds}}) + "\n")
-    (path / "per_client.csv").write_text(row)
+    line = {"round": 1, "seconds": {"train": seconds}, "losses": {"ce": 1.0}, "traffic": {"up_bytes": up}}
+    (path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    (path / "partition.json").write_text('{"hash": ""}')
+    (path / "per_client.csv").write_text(f"{','.join(IDENTITY)},correct\n1,0,test,personal,trained,{correct}\n")
     write_checkpoint(
         path / "checkpoints", 1, {"w": torch.tensor([0.0])}, [(0, {"v": torch.tensor([state])})], {}, keep=9
     )
     return path
 
 
-def test_differences(tmp_path: Path) -> None:
-    straight = folder(tmp_path / "a", 1.0, 1.0)
-    assert differences(straight, folder(tmp_path / "b", 2.0, 1.0)) == []
-    assert differences(straight, folder(tmp_path / "c", 1.0, 1.0 + 2**-23)) == ["clients_000000"]
-    assert differences(straight, folder(tmp_path / "d", 1.0, 1.0, "1,1\n")) == ["per_client.csv"]
-    other = folder(tmp_path / "e", 1.0, 1.0)
-    (other / "metrics.jsonl").write_text('{"round": 2}\n')
-    assert differences(straight, other) == ["metrics.jsonl"]
-    write_checkpoint(other / "checkpoints", 2, {}, [], {}, keep=9)
-    assert differences(straight, other) == ["metrics.jsonl", "checkpoints"]
+@pytest.mark.parametrize(
+    ("other", "found"),
+    [
+        ({"seconds": 2.0}, []),
+        ({"state": 1.0 + 2**-23}, ["state/client/0/v"]),
+        ({"correct": 1}, ["row 1 0 test personal trained"]),
+        ({"up": 2}, ["round 1/traffic/up_bytes"]),
+    ],
+)
+def test_differences(other: dict[str, Any], found: list[str], tmp_path: Path) -> None:
+    assert differences(folder(tmp_path / "a"), folder(tmp_path / "b", **other)) == found
 
 
 @pytest.fixture
@@ -72,6 +77,4 @@ def test_the_result_and_its_place() -> None:
         assert part in made
     assert "**different**: server" in report("", {"commit": "0", "dirty": False}, 1, 0, 0.0, tally, ["server"])
     page = soak.PAGE.read_text(encoding="utf-8")
-    assert f"\n{made}\n" in put(page, made) and put(put(page, "x"), made) == put(page, made)
-    with pytest.raises(ValueError, match="once each"):
-        put("no place", made)
+    assert f"\n{made}\n" in put(page, {"soak": made})

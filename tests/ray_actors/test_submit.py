@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import ray.job_submission
 
-from benchmarks.loopback import RAY, Cluster
+from benchmarks.tools.loopback import RAY, Cluster
 from pflsim import cli
 from pflsim.config.names import FOLDER, PACKAGES
 from pflsim.errors import SettingsError

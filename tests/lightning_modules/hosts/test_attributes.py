@@ -113,7 +113,9 @@ def test_refused_with_its_name(leak: str, stacks: tuple[tuple[int, ...], ...]) -
 
 
 def test_refused_in_evaluation() -> None:
+    """Although a host that has trained does not check that again."""
     executor = made("predict").inline()
+    rounds(executor, 1, 4)
     with pytest.raises(ClientError, match=r"self\.count changed"):
         executor.evaluate(EvalRequest("personal", "trained", (0,), ("test",)))
 
@@ -123,14 +125,13 @@ def test_states_anchors_and_values_that_are_reset_are_allowed(stacks: tuple[tupl
     rounds(made("none", stacks=stacks).inline(), 2, 4)
 
 
-@pytest.mark.parametrize("stacks", [(), STACK])
-def test_later_rounds_are_checked_on_request(stacks: tuple[tuple[int, ...], ...]) -> None:
+@pytest.mark.parametrize(("client", "number", "stacks"), [(0, 2, ()), (0, 2, STACK), (1, 1, ())])
+def test_later_groups_and_rounds_are_checked_on_request(client: int, number: int, stacks: Any) -> None:
     class Late(ClientModule):
         lockstep, count = True, 0
 
-        def receive(self, downlink: Message) -> None:
-            super().receive(downlink)
-            self.count += self.round_number > 1
+        def before_training(self, shard: Shard) -> None:
+            self.count += (shard.client, self.round_number) == (client, number)
 
     for always in (False, True):
         executor = world(Late, FedAvg(), stacks=stacks).inline()

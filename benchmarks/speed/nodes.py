@@ -1,4 +1,4 @@
-"""Measures seconds per round and bytes between nodes with 100 clients: `python -m benchmarks.nodes --root DIR`.
+"""Measures seconds per round and bytes between nodes with 100 clients: `python -m benchmarks.speed.nodes --root DIR`.
 
 The nodes are network namespaces of this machine with one CPU each. They share two cores, so only the bytes are those of
 a real cluster, not the seconds. The kernel counts the bytes.
@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.cases import ROOT
-from benchmarks.loopback import Cluster
-from benchmarks.report import put, table
+from benchmarks.speed.report import put, table
+from benchmarks.tools.loopback import Cluster
 from pflsim.records.environment import code
 
 PAGE, FIGURES = ROOT / "docs" / "cluster.md", ROOT / "docs" / "cluster.json"
@@ -50,7 +50,7 @@ class Figures:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark and write its table; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.nodes", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed.nodes", description=__doc__)
     parser.add_argument("--root", default="data", help="folder of MNIST/raw (default: %(default)s)")
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 2, 3])
     given = parser.parse_args(arguments)

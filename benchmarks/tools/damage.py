@@ -1,6 +1,6 @@
 """Damages the files of run folders, and resumes, compares, reports and loads what is left.
 
-    python -m benchmarks.damage --seed 0 --mutations 60
+    python -m benchmarks.tools.damage --seed 0 --mutations 60
 
 No command may end with a status other than 0, 1 and 2, print a traceback, or take longer than `LIMIT_S`.
 """

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from benchmarks.cases import OURS
-from benchmarks.results import Results, growth
+from benchmarks.speed.results import Results, growth
 
 
 @dataclass(frozen=True)
@@ -34,22 +34,20 @@ def verdicts(results: Results) -> list[Verdict]:
 
 
 def _at_least(what: str, target: float, value: float | None, unit: str = "×", note: str = "") -> Verdict:
-    scale = 100 if unit == "%" else 1
-    goal = f"≥ {target * scale:g}{unit}"
-    if value is None:
-        return Verdict(what, goal)
-    return Verdict(
-        what, goal, f"{value * scale:.{0 if unit == '%' else 2}f}{unit}{note}", value >= target, value / target
-    )
+    return _verdict(what, "≥", target, value, unit, note)
 
 
 def _at_most(what: str, target: float, value: float | None, unit: str) -> Verdict:
-    scale = 100 if unit == "%" else 1
-    goal = f"≤ {target * scale:g}{unit}"
+    return _verdict(what, "≤", target, value, unit)
+
+
+def _verdict(what: str, sign: str, target: float, value: float | None, unit: str, note: str = "") -> Verdict:
+    scale, decimals = (100, 0) if unit == "%" else (1, 2)
+    goal = f"{sign} {target * scale:g}{unit}"
     if value is None:
         return Verdict(what, goal)
-    shown = f"{value * scale:.{0 if unit == '%' else 2}f}{unit}"
-    return Verdict(what, goal, shown, value <= target, target / max(value, 1e-9))
+    by = value / target if sign == "≥" else target / max(value, 1e-9)
+    return Verdict(what, goal, f"{value * scale:.{decimals}f}{unit}{note}", by >= 1, by)
 
 
 def _over(numerator: float | None, denominator: float | None) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import linear_regression, median
 from typing import Any
 
 from benchmarks.cases import OURS
@@ -42,12 +42,8 @@ class Results:
 
     def errors(self) -> list[tuple[str, str, str]]:
         """Return the case, the way and the message of each failure."""
-        return [
-            (case, way, found["error"])
-            for case, entry in self.cases.items()
-            for way, found in entry.items()
-            if "error" in found
-        ]
+        each = ((case, way, found) for case, entry in self.cases.items() for way, found in entry.items())
+        return [(case, way, found["error"]) for case, way, found in each if "error" in found]
 
     def seconds(self, case: str, way: str) -> float | None:
         """Return the median seconds of a round."""
@@ -56,7 +52,7 @@ class Results:
 
     def plain(self, case: str) -> float | None:
         """Return the seconds of a round of the plain loop, with the faster number of threads."""
-        return min(self._all(case, "plain", "plain1"), default=None)
+        return min((s for way in ("plain", "plain1") if (s := self.seconds(case, way)) is not None), default=None)
 
     def fastest(self, case: str) -> tuple[str, float] | None:
         """Return the fastest way of pflsim and its seconds per round."""
@@ -82,9 +78,6 @@ class Results:
         found = self.way(case, way)
         return None if found is None else found["round"]["total"] / found["round"]["examples"]
 
-    def _all(self, case: str, *ways: str) -> list[float]:
-        return [s for way in ways if (s := self.seconds(case, way)) is not None]
-
 
 def growth(held: list[float]) -> tuple[float, float]:
     """Return the slope of a line through the memory after each round, in MB per round, and its noise.
@@ -96,9 +89,8 @@ def growth(held: list[float]) -> tuple[float, float]:
     n = len(kept)
     if n < 3:
         return 0.0, 0.0
-    middle, level = (n - 1) / 2, sum(kept) / n
-    slope = sum((x - middle) * (y - level) for x, y in enumerate(kept)) / sum((x - middle) ** 2 for x in range(n))
-    rest = sum((y - level - slope * (x - middle)) ** 2 for x, y in enumerate(kept)) / (n - 2)
+    slope, level = linear_regression(range(n), kept)
+    rest = sum((y - level - slope * x) ** 2 for x, y in enumerate(kept)) / (n - 2)
     return slope, 2 * rest**0.5 / n
 
 

@@ -26,11 +26,11 @@ from typing import Any
 import psutil
 
 from benchmarks.cases import ROOT
-from benchmarks.report import table
+from benchmarks.speed.report import put, table
+from benchmarks.tools.references import run_digests
 from pflsim.records.environment import code
 
 PAGE = ROOT / "docs" / "reliability.md"
-BEGIN, END = "<!-- soak:begin -->", "<!-- soak:end -->"
 KINDS = {
     "client": "a client actor",
     "server": "the server actor",
@@ -297,41 +297,8 @@ def _kill(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
 
 def differences(one: Path, other: Path) -> list[str]:
     """Return the differences, to the bit, of the records and the last checkpoints of two runs; times are ignored."""
-    from pflsim.records.checkpoint_read import read_checkpoint
-
-    found = []
-    if _lines(one) != _lines(other):
-        found.append("metrics.jsonl")
-    if (one / "per_client.csv").read_bytes() != (other / "per_client.csv").read_bytes():
-        found.append("per_client.csv")
-    last, others = (max((folder / "checkpoints").glob("round_*")) for folder in (one, other))
-    names, other_names = ({path.stem for path in folder.glob("*.pt")} for folder in (last, others))
-    if last.name != others.name or names != other_names:
-        return [*found, "checkpoints"]
-    own, theirs = read_checkpoint(last), read_checkpoint(others)
-    return [*found, *(n for n in sorted(names) if not same(own.load(f"{n}.pt"), theirs.load(f"{n}.pt")))]
-
-
-def _lines(folder: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
-
-
-def same(one: Any, other: Any) -> bool:
-    """Return whether two states are equal to the bit."""
-    import torch
-
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, torch.Tensor):
-        if (one.dtype, one.shape) != (other.dtype, other.shape):
-            return False
-        return one.contiguous().numpy().tobytes() == other.contiguous().numpy().tobytes()
-    if isinstance(one, Mapping):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other
+    own, others = run_digests(one), run_digests(other)
+    return sorted(key for key in own.keys() | others.keys() if own.get(key) != others.get(key))
 
 
 def report(
@@ -353,7 +320,7 @@ def report(
         "times the run was resumed": str(tally.resumes),
         "an undisturbed round": f"{quiet:.2f} s",
         "left behind": ", ".join(tally.left) or "nothing",
-        "against the straight run": f"**different**: {', '.join(different)}" if different else "equal to the bit",
+        "against the straight run": f"**different**: {', '.join(different[:9])}" if different else "equal to the bit",
     }
     rows = []
     for kind, words in KINDS.items():
@@ -362,17 +329,6 @@ def report(
     rows.append(("all", str(tally.kills.total()), f"{sum(tally.lost.values()):.0f}", ""))
     kills = table(("killed", "times", "seconds lost", "each"), rows)
     return f"`{command}`\n\n{table(('what', ''), rows_of_run.items())}\n\n{kills}"
-
-
-def put(text: str, made: str) -> str:
-    """Return a page with the result between its markers.
-
-    Raises:
-        ValueError: the markers are missing, or occur twice.
-    """
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise ValueError(f"expected {BEGIN} and {END} once each")
-    return f"{text.partition(BEGIN)[0]}{BEGIN}\n{made}\n{END}{text.partition(END)[2]}"
 
 
 def settings_of(given: argparse.Namespace) -> list[str]:
@@ -418,7 +374,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         made = report(command_of(given), measured, given.rounds, restarts, soak.quiet, soak.tally, different)
     print(made)
     if given.page:
-        PAGE.write_text(put(PAGE.read_text(encoding="utf-8"), made), encoding="utf-8")
+        PAGE.write_text(put(PAGE.read_text(encoding="utf-8"), {"soak": made}), encoding="utf-8")
         print(f"written to {PAGE.relative_to(ROOT)}")
     return 1 if different or soak.tally.left else 0
 
@@ -428,7 +384,7 @@ def _end_of(log: Path, lines: int = 20) -> str:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tools.soak", description=__doc__)
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0, help="the seed of the run and of the kills")
     parser.add_argument("--every", type=float, default=8, help="the average number of rounds between kills")

@@ -1,7 +1,7 @@
 """Changes the code in one place at a time and runs tests: the mutants that survive are faults which no test finds.
 
-    python -m benchmarks.mutate --tests tests/methods tests/pflsim/fusion --count 30 --seed 1
-    python -m benchmarks.mutate --files pflsim/servers/fedas.py --tests tests/methods/test_reception.py --by-test
+    python -m benchmarks.tools.mutate --tests tests/methods tests/pflsim/fusion --count 30 --seed 1
+    python -m benchmarks.tools.mutate --files pflsim/servers/fedas.py --tests tests/methods/test_reception.py --by-test
 
 A mutant has another operator, comparison, constant, sign, condition or argument, or lacks a statement. It is never
 written to disk: a forked process imports the changed source and runs pytest, after the libraries are imported once.
@@ -25,7 +25,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from benchmarks.cases import ROOT
+
 FILES = [f"lightning_modules/{name}.py" for name in ("base", "loop", "phases", "anchor", "losses", "prototypes")]
 FILES += ["lightning_modules/methods", "pflsim/servers", "pflsim/fusion", "pflsim/engine"]
 LIBRARIES = "torch pytest pandas sklearn.datasets lightning_modules.light pflsim.cli"

@@ -1,4 +1,4 @@
-"""Puts runs of an experiment beside the values that its paper prints: python -m benchmarks.paper NAME [RUNS...].
+"""Puts runs beside the values that a paper prints: `python -m benchmarks.studies.paper EXPERIMENT [RUNS...]`.
 
 The values are in the files `configs/experiment/TABLE.toml`:
 
@@ -285,7 +285,7 @@ def _joined(why: Sequence[str]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table of an experiment; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.paper", allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.studies.paper", allow_abbrev=False)
     parser.add_argument("experiment", metavar="NAME", help="of configs/experiment/")
     parser.add_argument(
         "runs", nargs="*", metavar="RUNS", help="run folders, folders of runs or patterns; default: runs"

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from benchmarks.cases import BASELINES, CASES, OURS, WAYS
-from benchmarks.results import Results, growth, middle_rates
-from benchmarks.targets import verdicts
+from benchmarks.speed.results import Results, growth, middle_rates
+from benchmarks.speed.targets import verdicts
 
 EMPTY = "not measured yet"
 COMPARED = [name for name, case in CASES.items() if "plain" in case.ways]

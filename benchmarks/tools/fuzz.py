@@ -1,6 +1,6 @@
 """Runs random configurations and prints those that end otherwise than with one line that names a setting.
 
-    python -m benchmarks.fuzz --count 1500 --seed 0
+    python -m benchmarks.tools.fuzz --count 1500 --seed 0
 
 Methods, all models of `configs/model` at small widths, data, partitions, optimisers, precisions and faults are drawn
 together, with values that users try. A run ends with status 0, or with status 2 and a line that names a key of the

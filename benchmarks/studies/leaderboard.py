@@ -1,7 +1,7 @@
-"""Computes the leaderboards of docs/results.md, run by run: `python -m benchmarks.leaderboard --missing`.
+"""Computes the leaderboards of docs/results.md, run by run: `python -m benchmarks.studies.leaderboard --missing`.
 
-A cell is one run, BENCHMARK/METHOD/SEED; `benchmarks/boards.py` defines them. `--missing` computes the cells that have
-no row in docs/results, the most important ones first, and appends each when it is done:
+A cell is one run, BENCHMARK/METHOD/SEED; `boards.py` defines them. `--missing` computes the cells that have no row in
+docs/results, the most important ones first, and appends each when it is done:
 
 - leaderboard-methods.csv: the values that tuning has chosen for a method, and the command of its runs;
 - leaderboard.csv: a row for each cell;
@@ -36,7 +36,7 @@ import optuna
 import pandas as pd
 
 import pflsim
-from benchmarks.boards import BENCHMARKS, MIXED, Benchmark
+from benchmarks.studies.boards import BENCHMARKS, MIXED, Benchmark
 from examples import real_clients
 from pflsim.analysis.differences import Family, client_values, family
 from pflsim.analysis.groups import Group
@@ -61,8 +61,8 @@ COLUMNS = {
     ROWS: (*KEYS, *FIGURES, "minutes", "commit", "versions"),
     CLIENTS: (*KEYS, "primary", "values"),
 }
-ABOUT = """This page is the output of `python -m benchmarks.leaderboard --table all`. [Results](../results.md) has
-the protocols and conclusions; [leaderboard-methods.csv](leaderboard-methods.csv) has the chosen values and the
+ABOUT = """This page is the output of `python -m benchmarks.studies.leaderboard --table all`. [Results](../results.md)
+has the protocols and conclusions; [leaderboard-methods.csv](leaderboard-methods.csv) has the chosen values and the
 commands of all runs. Methods that are missing have not been run yet. Differences are client by client, and the
 [evidence](../statistics.md#the-levels) is that against Local, with one correction for all methods of a table. The first
 row of a table is the best on test data, which favours it."""
@@ -337,7 +337,7 @@ def page(place: Place) -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.leaderboard")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.studies.leaderboard")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--missing", action="store_true", help="compute the cells that have no row")
     what.add_argument("--replay", metavar="CELL", help="run BENCHMARK/METHOD/SEED again and compare")

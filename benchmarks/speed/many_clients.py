@@ -1,4 +1,4 @@
-"""Times a run with very many clients: `python -m benchmarks.many_clients 100000 --method ditto`."""
+"""Times a run with very many clients: `python -m benchmarks.speed.many_clients 100000 --method ditto`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODELS = {"linear": (20,), "mlp": (1, 28, 28)}
 
 def main() -> int:
     """Run, and print the seconds of the start, of each round's parts, and of the end, the memory, and the files."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.many_clients", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed.many_clients", description=__doc__)
     parser.add_argument("clients", type=int)
     parser.add_argument("--method", default="fedavg")
     parser.add_argument("--model", choices=MODELS, default="linear")

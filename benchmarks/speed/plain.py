@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.rounds import Round, check_steps, digest
+from benchmarks.speed.rounds import Round, check_steps, digest
 from lightning_modules.prepare import PreparedRun
 from lightning_modules.training import Training
 from pflsim.data.dataset import Dataset

@@ -53,6 +53,6 @@ def _multiply(barrier: Barrier, queue: Queue[list[float]], seconds: float, sizes
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.machine")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed.machine")
     parser.add_argument("--out", type=Path, required=True)
     parser.parse_args().out.write_text(json.dumps(rates()))

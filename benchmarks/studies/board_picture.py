@@ -1,4 +1,4 @@
-"""Draws differences to Local on several leaderboards: python -m benchmarks.board_picture BENCHMARK... --out FILE."""
+"""Draws differences to Local on several leaderboards: `python -m benchmarks.studies.board_picture`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.boards import BENCHMARKS
-from benchmarks.leaderboard import Place, standing
+from benchmarks.studies.boards import BENCHMARKS
+from benchmarks.studies.leaderboard import Place, standing
 from pflsim.analysis.differences import Difference
 from pflsim.analysis.drawings import CONTEXT, GREY, GRID, Style, mark_of, new_figure, signed_tick, template
 from pflsim.analysis.verdict import signed
@@ -30,7 +30,7 @@ MUTED, SOFT = "#5b626e", "#f5f6f8"
 
 def main() -> None:
     """Draw a panel for each benchmark, the method with the best mean over them first, and Local as a line at 0."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.board_picture")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.studies.board_picture")
     parser.add_argument("benchmarks", nargs="+", choices=BENCHMARKS)
     parser.add_argument("--methods", metavar="NAMES", help="with commas between; default: those of all benchmarks")
     parser.add_argument("--out", type=Path, required=True)

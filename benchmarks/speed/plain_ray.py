@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from benchmarks.cases import CORES
-from benchmarks.plain import evaluate, loaders, train_client
-from benchmarks.rounds import Round, check_steps, digest
+from benchmarks.speed.plain import evaluate, loaders, train_client
+from benchmarks.speed.rounds import Round, check_steps, digest
 from lightning_modules.hosts.client_factory import ClientFactory
 from lightning_modules.prepare import PreparedRun
 from pflsim.data.dataset import Dataset

@@ -1,4 +1,4 @@
-"""Draws the mixing weights of pFedLA's traced rounds (its Figures 1, 5, 6 and 7): python -m benchmarks.weights RUNS...
+"""Draws mixing weights of traced rounds, as pFedLA's Figures 1, 5, 6 and 7: `python -m benchmarks.studies.weights`.
 
 Without `--client`, a map for each layer of the last traced round, receivers by clients. With it, a map for each traced
 round of each run, layers by clients: what that receiver takes from whom. Layers are named as in the trace.
@@ -76,7 +76,7 @@ def accuracy_curves(runs: Sequence[Run], client: int) -> Figure:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the figures; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.weights", allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.studies.weights", allow_abbrev=False)
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="run folders, folders of runs or patterns")
     parser.add_argument("--client", type=int, help="draw the weights for this receiver alone")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help=".png, .svg or .pdf")

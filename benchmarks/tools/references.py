@@ -1,4 +1,4 @@
-"""Writes digests of what runs compute: `python -m benchmarks.references OUT.json [--only NAME] [--compare OTHER.json]`.
+"""Writes digests of what runs compute: `python -m benchmarks.tools.references OUT [--only NAME] [--compare OTHER]`.
 
 Compare them before and after a change of the code that must not change a result. They depend on the CPU and on torch,
 not on formats of files. Every method runs inline and on two actors: with its defaults, resumed after round 2, with
@@ -28,7 +28,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from benchmarks import small_data
+from benchmarks.tools import small_data
 from pflsim.config.compose import CONFIGS
 
 Digests = dict[str, dict[str, str]]
@@ -214,7 +214,7 @@ def compare(title: str, ours: Digests, theirs: Digests) -> bool:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the digests; return 1 if those inline and on actors differ, or ours and the other file's."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.references", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tools.references", description=__doc__)
     parser.add_argument("out", type=lambda path: Path(path).absolute(), help="file to write")
     parser.add_argument("--only", default="*", help="what to run: a method, variants, or e.g. partition=iid, data=*")
     parser.add_argument("--compare", type=Path, help="file of an earlier call; what is new in ours is no difference")

@@ -22,10 +22,12 @@ from types import TracebackType
 
 import psutil
 
+from benchmarks.cases import ROOT
+
 RAY = str(Path(sys.executable).parent / "ray")
 STORE_MB = 100
 START_TIMEOUT_S = 120.0
-SHARED = (Path(__file__).resolve().parents[1], Path(sys.prefix), Path(sys.base_prefix))
+SHARED = (ROOT, Path(sys.prefix), Path(sys.base_prefix))
 """Folders that all nodes use, even if they are in /tmp, which is private to each node: the clone and Python."""
 SETTINGS = {
     "RAY_health_check_period_ms": "1000", "RAY_health_check_failure_threshold": "3", "RAY_worker_niceness": "0",

@@ -1,4 +1,4 @@
-"""Computes the figures of a run from those of its rounds."""
+"""Computes the figures of a run from those of its rounds, and the floating-point operations of a round."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from benchmarks.flops import forward_flops, step_flops
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
+
 from lightning_modules.prepare import PreparedRun
 
 Round = dict[str, float]
@@ -44,3 +48,21 @@ def check_steps(prepared: PreparedRun, rounds: Sequence[Round]) -> None:
     for number, done in enumerate(rounds, start=1):
         found, expected = int(done["steps"]), expected_steps(prepared)
         assert found == expected, f"round {number}: {found} steps instead of {expected}"
+
+
+def step_flops(net: nn.Module, input_shape: tuple[int, ...], batch: int) -> int:
+    """Return the operations of one training step: matrix products and convolutions, forward and backward."""
+    inputs, labels = torch.rand(batch, *input_shape), torch.zeros(batch, dtype=torch.long)
+    net.train()
+    with FlopCounterMode(display=False) as counter:
+        functional.cross_entropy(net(inputs), labels).backward()
+    net.zero_grad(set_to_none=True)
+    return counter.get_total_flops()
+
+
+def forward_flops(net: nn.Module, input_shape: tuple[int, ...], batch: int) -> int:
+    """Return the operations of one forward pass."""
+    net.eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        net(torch.rand(batch, *input_shape))
+    return counter.get_total_flops()

@@ -1,0 +1,1 @@
+"""How fast pflsim, two baselines and the machine are."""

@@ -1,0 +1,1 @@
+"""Leaderboards, and results beside those of papers."""
