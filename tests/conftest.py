@@ -62,6 +62,14 @@ MEASURED = {"limits", "tracking"}
 """Files with tests of the memory in use, and of the commit."""
 
 
+KEPT = dict[str, Callable[..., object]]()
+
+
+def kept(name: str, function: Callable[..., object]) -> Callable[..., object]:
+    """The function with a cache, the same one for all files of tests."""
+    return KEPT.setdefault(name, cache(function))
+
+
 @pytest.fixture(autouse=True, scope="module")
 def short_runs(request: pytest.FixtureRequest) -> Iterator[None]:
     """Runs in this process leave out what would take a short one half of its time, where it is not in question.
@@ -69,12 +77,14 @@ def short_runs(request: pytest.FixtureRequest) -> Iterator[None]:
     They do not draw what is in their pictures, do not wait for the disk, ask git once, and do not add up the memory of
     all processes. They do not say what takes long, which depends on the machine.
     """
+    from pflsim.data.sources import scikit_learn
     from pflsim.records import environment
 
     name = request.path.stem.removeprefix("test_")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         patch.setattr("pflsim.progress.FIRST", 1e6)
+        patch.setattr(scikit_learn, "_load", kept("sources", scikit_learn._load))
         if name not in DRAWN:
             patch.setattr("matplotlib.figure.Figure.draw", lambda figure, renderer: None)
         if name not in MEASURED:

@@ -54,7 +54,8 @@ def test_called_in_order_with_the_records(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(calls[2][2].rows) == len(run.per_client().query("round == 2"))
 
 
-@pytest.mark.parametrize(("at", "stop"), [pytest.param(2, {}, marks=pytest.mark.slow), (3, {"stop": {"patience": 9}})])
+@pytest.mark.parametrize(("at", "stop"), [(2, {}), (3, {"stop": {"patience": 9}})])
+@pytest.mark.slow
 def test_stop_ends_the_run_as_early_stopping_does(tmp_path: Path, at: int, stop: dict[str, Any]) -> None:
     """Complete, with a checkpoint of the round; `rounds` continues it."""
     callback = lambda result: "stop" if result.round == at else None  # noqa: E731
@@ -71,6 +72,7 @@ def test_stop_ends_the_run_as_early_stopping_does(tmp_path: Path, at: int, stop:
         pflsim.resume(stopped, rounds=6, method="local")
 
 
+@pytest.mark.slow
 def test_an_error_ends_the_run_and_its_states_are_saved(tmp_path: Path) -> None:
     def fail(result: RoundResult) -> None:
         if result.round == 3:

@@ -74,6 +74,7 @@ def test_without_metrics_nothing_is_added(tmp_path: Path) -> None:
     assert "macro_f1" not in (tmp_path / "run" / "summary.json").read_text()
 
 
+@pytest.mark.slow
 def test_metrics_of_a_resumed_run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stop_after(2, monkeypatch)
     assert cli.main([*SETTINGS, f"run_dir={tmp_path / 'stopped'}"]) == 128 + signal.SIGINT

@@ -1,6 +1,7 @@
 """The server's state of every method, saved and read back, goes on to the bit."""
 
 import io
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -28,7 +29,10 @@ def everything(message: Message) -> dict[str, Any]:
 
 @pytest.mark.parametrize("method", METHOD_PARAMS)
 def test_a_state_that_was_read_back_goes_on_to_the_bit(method: str) -> None:
-    """After every round, also before the first: the same state, the same messages, the same fusion."""
+    """After every round, also before the first: the same state, the same messages, the same fusion.
+
+    A fusion changes nothing that it is given.
+    """
     made = job(method, "rounds=4", "fraction=0.5", "local_epochs=1")
     rule, executor = made.rule, inline(made)
     example = rule.init(made.federation)
@@ -46,5 +50,7 @@ def test_a_state_that_was_read_back_goes_on_to_the_bit(method: str) -> None:
         agree(dict(rule.numbers(state)), dict(rule.numbers(back)))
         trained = executor.run(TrainTask(number), executor.send(cohort))
         ups = sorted((up for each in trained.uplinks for up in executor.uplinks(each)), key=lambda up: up.client)
+        before = deepcopy(([everything(up) for up in ups], to_containers(state)))
         agree(rule.fuse(state, ups), rule.fuse(back, ups))
+        agree(before, ([everything(up) for up in ups], to_containers(state)))
         executor.fuse(trained)

@@ -47,6 +47,7 @@ def test_results_output_and_failures() -> None:
     assert found[5].result == "Z"
 
 
+@pytest.mark.slow
 def test_a_folder_for_temporary_files_with_a_path_too_long_for_a_socket(tmp_path: Path) -> None:
     folder = tmp_path / ("a" * 80)
     folder.mkdir()
@@ -58,6 +59,7 @@ def test_a_folder_for_temporary_files_with_a_path_too_long_for_a_socket(tmp_path
 
 
 @pytest.mark.parametrize("parallel", [1, 3])
+@pytest.mark.slow
 def test_at_most_so_many_at_once(parallel: int, tmp_path: Path) -> None:
     found = collected(*(partial(count, tmp_path, number) for number in range(5)), parallel=parallel)
     assert max(one.result for one in found.values()) == parallel
@@ -179,6 +181,7 @@ def settings(folder: Path, *overrides: str) -> Settings:
     return settings_of(*OF_TUNE, "progress=none", *overrides, f"run_dir={folder}")
 
 
+@pytest.mark.slow
 def test_a_run_is_finished_wherever_it_was_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before its settings were written, at a checkpoint, at its end; one that fails gives the reason."""
     straight, folder = tmp_path / "straight", tmp_path / "run"
@@ -197,6 +200,7 @@ def test_a_run_is_finished_wherever_it_was_left(tmp_path: Path, monkeypatch: pyt
     assert "not finite" in finish(settings(tmp_path / "diverges", "lr=1e29"))
 
 
+@pytest.mark.slow
 def test_settings_that_cannot_be_run_begin_no_study(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,6 +63,7 @@ def test_neither_the_data_nor_the_run_s_other_clients_are_needed(tmp_path: Path)
     check_loaded(resumed, 1, 2, tests=tests)
 
 
+@pytest.mark.slow
 def test_the_server_s_model_and_other_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = made(tmp_path / "run", "method=ditto", "rounds=3", "checkpoint.every=1", "checkpoint.keep=3")
     check_loaded(run, 1, scope=GLOBAL)
@@ -103,6 +104,7 @@ def test_the_best_round_is_the_report_s(tmp_path: Path, capsys: pytest.CaptureFi
         made(tmp_path / "none", "checkpoint.best=true", "split.validation=0")
 
 
+@pytest.mark.slow
 def test_the_files_of_export(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

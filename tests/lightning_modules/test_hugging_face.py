@@ -88,12 +88,13 @@ ADAPTERS = 2 * 4 * 2 * 8
     ("model", "data", "lora", "head"),
     [
         (vit, "digits", by_ours("proj"), 8 * 10 + 10),
-        pytest.param(distilbert, text(), by_ours("lin"), 8 * 3 + 3 + 8 * 8 + 8, marks=pytest.mark.slow),
-        pytest.param(llama, text(), by_ours("proj"), 8 * 3, marks=pytest.mark.slow),
-        pytest.param(adapted, text(), {}, 8 * 3 + 3 + 8 * 8 + 8, marks=pytest.mark.slow),
+        (distilbert, text(), by_ours("lin"), 8 * 3 + 3 + 8 * 8 + 8),
+        (llama, text(), by_ours("proj"), 8 * 3),
+        (adapted, text(), {}, 8 * 3 + 3 + 8 * 8 + 8),
     ],
     ids=["vit", "distilbert", "llama", "peft"],
 )
+@pytest.mark.slow
 def test_only_adapters_and_head_travel(
     model: Callable[[], nn.Module], data: Any, lora: dict[str, Any], head: int, tmp_path: Path
 ) -> None:
@@ -119,6 +120,7 @@ def test_only_adapters_and_head_travel(
         check_loaded(run, 0, tests=[shard(rows, partition, client).test for client in range(2)])
 
 
+@pytest.mark.slow
 def test_a_factory_and_a_folder(tmp_path: Path, refused: Callable[..., str]) -> None:
     torch.manual_seed(1)
     vit().save_pretrained(tmp_path / "vit")
@@ -188,6 +190,7 @@ BASE, TWO = partial(roberta, "RobertaModel"), {"r": 2}
         ],
     ),
 )
+@pytest.mark.slow
 def test_a_saved_model_predicts_as_the_run(
     make: Callable[[], nn.Module], folder: bool, method: str, lora: dict[str, Any], adapters: bool, tmp_path: Path
 ) -> None:
@@ -249,6 +252,7 @@ def test_a_model_without_a_padding_token_is_told_how_to_have_one(tmp_path: Path)
         )
 
 
+@pytest.mark.slow
 def test_a_mapping_of_inputs(tmp_path: Path) -> None:
     """What the attention mask leaves out has no effect, in training and in a loaded model."""
     data, ends, others = text(), [], [text for text in SMALL if "partition" not in text]

@@ -38,13 +38,14 @@ def floco(client: Any = Floco, endpoints: int = M, rho: float = RHO, sampling: s
 # The projection -----------------------------------------------------------------------------------------------------
 
 
-def nearest(point: np.ndarray) -> np.ndarray:
-    """The nearest point of the simplex, by bisection of the threshold."""
-    low, high = point.min() - 1, point.max()
-    for _ in range(200):
+def nearest(points: np.ndarray) -> np.ndarray:
+    """The nearest points of the simplex [..., M], by bisection of the threshold."""
+    low, high = points.min(-1, keepdims=True) - 1, points.max(-1, keepdims=True)
+    for _ in range(100):
         middle = (low + high) / 2
-        low, high = (middle, high) if np.maximum(point - middle, 0).sum() > 1 else (low, middle)
-    return np.maximum(point - low, 0)
+        above = np.maximum(points - middle, 0).sum(-1, keepdims=True) > 1
+        low, high = np.where(above, middle, low), np.where(above, high, middle)
+    return np.maximum(points - low, 0)
 
 
 def components(g: np.ndarray, count: int) -> np.ndarray:
@@ -63,8 +64,7 @@ def energy(points: np.ndarray) -> float:
 
 
 def points_by_hand(g: np.ndarray, count: int) -> np.ndarray:
-    kappa = components(g, count)
-    tried = [np.array([nearest(k / z) for k in kappa]) for z in np.linspace(1e-4, 1, 1000)]
+    tried = nearest(components(g, count) / np.linspace(1e-4, 1, 1000)[:, None, None])
     return tried[int(np.argmin([energy(points) for points in tried]))]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import ALL, World, nets, partition, play, prepared, run_cohorts, same, states, world
+from support import ALL, World, nets, partition, play, prepared, run_cohorts, same, slow_except, states, world
 
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.local import Local
@@ -65,8 +65,8 @@ def others_changed(w: World) -> World:
     return replace(w, partition=replace(w.partition, train=swapped))
 
 
-@pytest.mark.parametrize("predict", ["decision", "relation"])
-@pytest.mark.parametrize("distance", ["mse", "l2"])
+@pytest.mark.parametrize("predict", slow_except(["relation"], ["decision", "relation"]))
+@pytest.mark.parametrize("distance", slow_except(["mse"], ["mse", "l2"]))
 def test_with_a_of_one_no_other_client_has_a_say(distance: str, predict: str) -> None:
     """Nor where a client comes in late and has no own features yet. With a < 1 others do have a say."""
     for a in (1.0, 0.5):

@@ -88,6 +88,7 @@ def write(root: Path, *names: str) -> None:
         (root / name).write_text(name)
 
 
+@pytest.mark.slow
 def test_the_driver_gets_what_was_typed(driver: Callable[..., list[str]], client: FakeClient) -> None:
     home = str(client.folder / "pflsim-runs")
     odd = [

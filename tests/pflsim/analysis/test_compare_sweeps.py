@@ -64,6 +64,7 @@ def test_one_method_on_several_partitions_is_one_table(sweep: Callable[..., str]
     assert "CAUTION: the clients have different examples: partition.alpha=0.5 or 5.0" in said
 
 
+@pytest.mark.slow
 def test_a_single_run_has_no_table(sweep: Callable[..., str]) -> None:
     assert sweep("method=local") == ""
 
@@ -84,6 +85,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> Callable[[Run], None]:
 
 
 @pytest.mark.parametrize("end", [Stopped(signal.SIGINT), RunError("it broke"), KeyboardInterrupt()])
+@pytest.mark.slow
 def test_what_was_done_before_the_end(
     runner: Callable[[Run], None], tmp_path: Path, capsys: pytest.CaptureFixture[str], end: BaseException
 ) -> None:
@@ -103,6 +105,7 @@ def test_what_was_done_before_the_end(
     assert ("1 of 4 runs failed" in err) == (type(end) is RunError)
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_a_line_for_each_run_of_a_sweep(
     runner: Callable[[Run], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -159,6 +162,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
+@pytest.mark.slow
 def test_a_folder_of_runs_or_a_pattern(said: Said, folder: Path) -> None:
     status, out, err = said(folder)
     assert (status, err) == (0, "")
@@ -171,6 +175,7 @@ def test_a_folder_of_runs_or_a_pattern(said: Said, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("suffix", "start"), [("txt", "Test acc"), ("md", "Test acc"), ("tex", "% needs"), ("csv", "label,")]
 )
+@pytest.mark.slow
 def test_files(said: Said, folder: Path, tmp_path: Path, suffix: str, start: str) -> None:
     file = tmp_path / f"table.{suffix}"
     status, out, _ = said(folder, "--out", file)
@@ -195,6 +200,7 @@ def test_refused(said: Said, folder: Path, arguments: list[str], message: str) -
     assert message in err and err.startswith("error: ") and err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_each_set_of_comparable_runs_has_its_table(said: Said, folder: Path) -> None:
     other = {"digest": "f" * 64, "parts": {"partition": {"alpha": 9}}}
     for method in ("ditto", "fedavg"):
@@ -243,6 +249,7 @@ def test_a_line_that_was_cut_off_is_left_out(said: Said, folder: Path) -> None:
     assert (status, out) == (2, "") and err.startswith(f"error: {folder}/local-0: per_client.csv has 1 clients")
 
 
+@pytest.mark.slow
 def test_clients_that_joined_after_the_last_round(said: Said, tmp_path: Path) -> None:
     for method, more in (("local", 0), ("fedavg", 10)):
         for seed in (0, 1):

@@ -43,6 +43,7 @@ def answer(folder: Path, accuracy: Mapping[str, float | tuple[float, float]], be
         ({"ifca": (0.9, 0.75), "fedavg": 0.8}, "ditto", ["in groups"], "Perhaps: in groups", "--seeds 5 (in groups"),
     ],
 )
+@pytest.mark.slow
 def test_what_is_best_and_what_decides(
     tmp_path: Path,
     better: Mapping[str, float | tuple[float, float]],
@@ -70,6 +71,7 @@ def test_what_is_best_and_what_decides(
         ((50, 56, 62, 63.8, 64, 64, 64, 64.2), 64, 0, False),  # less than half of 0.5 points
     ],
 )
+@pytest.mark.slow
 def test_what_still_rises(tmp_path: Path, values: tuple[float, ...], others: float, noise: float, rises: bool) -> None:
     """FedAvg has these validation accuracies in eight rounds, and all others one, with noise between clients."""
     rng, runs = np.random.default_rng(0), []

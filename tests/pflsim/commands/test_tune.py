@@ -182,6 +182,7 @@ def test_every_method_has_a_space_that_its_settings_accept() -> None:
     assert {name for name, space in spaces.items() if space == {"lr"}} == without_settings
 
 
+@pytest.mark.slow
 def test_suggestions_are_in_the_space(study: Callable[..., int]) -> None:
     words = ("method=local", "search.batch_size={low:2,high:5}", "search.model.hidden=[[4],[5,6]]", "--seeds", "1")
     for folder, more in (("a", ("--trials", "18")), ("b", ("--trials", "3")), ("c", ("--trials", "3", "seed=1"))):
@@ -233,6 +234,7 @@ def test_numbers_at_an_edge_of_their_space() -> None:
     assert edges_of({"a": 0.02, "b": 0.9, "c": 0.1, "d": 1, "e": "x", "f": True}, spaces) == ["b", "d"]
 
 
+@pytest.mark.slow
 def test_equal_budgets_and_the_choice_by_validation(study: Callable[..., int]) -> None:
     ran = list[Settings]()
     assert study("study", fake(ran=ran), "seed=4", *WORDS, "--trials", "7", "--seeds", "2") == 0
@@ -286,6 +288,7 @@ def test_a_finished_study_runs_nothing_again(study: Callable[..., int]) -> None:
     assert {Path(str(one.run_dir)).parent.name for one in ran} == {"runs"}  # `finish` leaves the complete ones
 
 
+@pytest.mark.slow
 def test_failed_trials_count_and_are_not_chosen(study: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     def score(settings: Settings) -> int:
         return -1 if settings.lr > 0.05 or settings.names["method"] == "local" else near(settings)
@@ -322,6 +325,7 @@ def test_a_folder_with_other_files_is_refused(study: Callable[..., int], refused
     assert "not empty" in refused("tune", *SHORT, "--into", "study")
 
 
+@pytest.mark.slow
 def test_the_tables(study: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     words = (*WORDS, "search.lr=[0.1,0.05,0.5]", "search.fedprox.mu=null", "--trials", "9")
     assert study("study", fake(lambda s: -1 if s.lr == 0.5 else near(s)), *words) == 0

@@ -116,7 +116,7 @@ POINTS = {
         pytest.param(False, 2, id="states lost, a checkpoint in between"),
     ],
 )
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", slow_except([*POINTS][::4], POINTS))
 def test_wherever_something_is_lost_the_run_comes_out_as_it_was(
     point: str, keeps: bool, every: int, straight: Any, tmp_path: Path
 ) -> None:
@@ -157,7 +157,7 @@ def test_something_is_lost_again_while_a_round_is_repeated(
 
 @pytest.mark.parametrize("every", slow_except([2], EVERY.values()))
 @pytest.mark.parametrize("losses", [[Loss("train", 5)], [Loss("fuse", 3, after=True), Loss("store", 1, after=True)]])
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "fedavg"])
+@pytest.mark.parametrize("method", slow_except(["l2gd"], [name for name in METHODS if name != "fedavg"]))
 def test_methods_whose_rounds_depend_on_draws_coins_and_each_other(
     method: str, losses: list[Loss], every: int, straight: Any, tmp_path: Path
 ) -> None:
@@ -165,7 +165,7 @@ def test_methods_whose_rounds_depend_on_draws_coins_and_each_other(
     assert_same(go(made, drawn, tmp_path, losses), before)
 
 
-@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("keeps", slow_except([False], [True, False]))
 @pytest.mark.parametrize("loss", [Loss("open", 1), Loss("open", 1, after=True), Loss("fuse", 1), Loss("send", 1)])
 def test_the_initial_round(loss: Loss, keeps: bool, straight: Any, tmp_path: Path) -> None:
     """Broken off, and gone through again, where it was the only round so far."""
@@ -180,8 +180,8 @@ def test_the_initial_round(loss: Loss, keeps: bool, straight: Any, tmp_path: Pat
 SURVEYS = [Loss("open"), Loss("open", after=True), Loss("fuse", 3), Loss("fuse", 3, after=True), Loss("train", 3)]
 
 
-@pytest.mark.parametrize("keeps", [True, False])
-@pytest.mark.parametrize("loss", [*SURVEYS, Loss("fuse", 4), Loss("train", 4)])
+@pytest.mark.parametrize("keeps", slow_except([False], [True, False]))
+@pytest.mark.parametrize("loss", slow_except(SURVEYS[1:3], [*SURVEYS, Loss("fuse", 4), Loss("train", 4)]))
 def test_a_survey(loss: Loss, keeps: bool, straight: Any, tmp_path: Path) -> None:
     """Broken off before, within and after it, and in a later round."""
     made, drawn, before = straight("floco", 0)
@@ -205,6 +205,7 @@ def resumed(folder: Path) -> Callable[[Shaky], object]:
 
 @pytest.mark.parametrize("method", slow_except(["l2gd"], ["fedavg", "l2gd", "fedfcd"]))
 @pytest.mark.parametrize("losses", [[Loss("train", 1)], [Loss("train", 2)], [Loss("finetune", 1)]])
+@pytest.mark.slow
 def test_a_run_that_was_resumed(method: str, losses: list[Loss], straight: Any, tmp_path: Path) -> None:
     """It goes back to the checkpoint it was resumed from, and repeats its own rounds."""
     made, drawn, before = straight(method, 0)
@@ -217,6 +218,7 @@ def test_a_run_that_was_resumed(method: str, losses: list[Loss], straight: Any, 
 
 
 @pytest.mark.parametrize("time", [1, 2])
+@pytest.mark.slow
 def test_without_its_checkpoint_it_ends_with_words(time: int, straight: Any, tmp_path: Path) -> None:
     """Its records do not say which clients reported in earlier rounds; no incomplete state is saved."""
     made, drawn, _ = straight("fedavg", 0)
@@ -294,6 +296,7 @@ def test_a_client_that_was_left_out_is_left_out_again(trap: str, kind: str, ever
     assert runs[1].records[int(round_number) - 1][0].faults[int(client)] == kind
 
 
+@pytest.mark.slow
 def test_a_round_that_is_broken_off_is_drawn_anew(tmp_path: Path) -> None:
     """A client that failed in it and does not fail again is reported, and no fault is recorded."""
     drawn = planned(PLAN, checkpoint_every=2)
@@ -306,6 +309,7 @@ def test_a_round_that_is_broken_off_is_drawn_anew(tmp_path: Path) -> None:
     assert not [*(tmp_path / "traps").iterdir()]
 
 
+@pytest.mark.slow
 def test_faults_in_a_repeated_round_are_recorded_for_that_round_alone(tmp_path: Path) -> None:
     """Client 1 is not in round 3, and was not finite in round 2; it is so again while round 2 is gone through again."""
     made = trapped(tmp_path / "traps", "keep")
