@@ -66,9 +66,10 @@ def left(folder: Path) -> dict[str, Any]:
 KEPT = "fedrep optimizer=adam optimizer.keep=true lr_schedule=cosine lr=0.01 shift=noise"
 BEST = "fedavg checkpoint.best=true checkpoint.keep=1 lr=1.0"
 """The first round is the best, and stays the only one beside the last."""
+METRICS = "fedrep eval.metrics=[macro_f1,balanced_accuracy,nll,ece] tracking.per_client=true"
 
 
-@pytest.mark.parametrize("method", slow_except(["fedfcd"], [*KINDS, KEPT, BEST]))
+@pytest.mark.parametrize("method", slow_except(["fedfcd"], [*KINDS, KEPT, BEST, METRICS, "fedyogi"]))
 def test_stopped_and_resumed(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import check_loaded, shard, slow_except
+from support import check_loaded, shard
 from torch import nn
 
 import pflsim
@@ -26,7 +26,7 @@ from pflsim.records.saved_settings import saved_settings
 
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
-pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")]
 SMALL = ["clients=2", "rounds=2", "local_steps=2", "partition=iid", "executor=inline", "progress=none"]
 
 
@@ -94,7 +94,6 @@ ADAPTERS = 2 * 4 * 2 * 8
     ],
     ids=["vit", "distilbert", "llama", "peft"],
 )
-@pytest.mark.slow
 def test_only_adapters_and_head_travel(
     model: Callable[[], nn.Module], data: Any, lora: dict[str, Any], head: int, tmp_path: Path
 ) -> None:
@@ -120,7 +119,6 @@ def test_only_adapters_and_head_travel(
         check_loaded(run, 0, tests=[shard(rows, partition, client).test for client in range(2)])
 
 
-@pytest.mark.slow
 def test_a_factory_and_a_folder(tmp_path: Path, refused: Callable[..., str]) -> None:
     torch.manual_seed(1)
     vit().save_pretrained(tmp_path / "vit")
@@ -176,21 +174,17 @@ BASE, TWO = partial(roberta, "RobertaModel"), {"r": 2}
 
 @pytest.mark.parametrize(
     ("make", "folder", "method", "lora", "adapters"),
-    slow_except(
-        [(BASE, True, "ditto", TWO, True)],
-        [
-            (BASE, True, "ditto", TWO, True),
-            (BASE, True, "ffa_lora", {"targets": ["query", "value"], "use_dora": True}, True),
-            (distilbert, True, "fedavg", TWO, True),
-            (distilbert, True, "fedavg", {"targets": ["pre_classifier"]}, False),
-            (distilbert, False, "fedavg", {}, False),
-            (adapted, False, "fedavg", {}, True),
-            (vit, False, "fedavg", {"bias": "lora_only"}, True),
-            (normed, False, "fedsa_lora", TWO, True),
-        ],
-    ),
+    [
+        (BASE, True, "ditto", TWO, True),
+        (BASE, True, "ffa_lora", {"targets": ["query", "value"], "use_dora": True}, True),
+        (distilbert, True, "fedavg", TWO, True),
+        (distilbert, True, "fedavg", {"targets": ["pre_classifier"]}, False),
+        (distilbert, False, "fedavg", {}, False),
+        (adapted, False, "fedavg", {}, True),
+        (vit, False, "fedavg", {"bias": "lora_only"}, True),
+        (normed, False, "fedsa_lora", TWO, True),
+    ],
 )
-@pytest.mark.slow
 def test_a_saved_model_predicts_as_the_run(
     make: Callable[[], nn.Module], folder: bool, method: str, lora: dict[str, Any], adapters: bool, tmp_path: Path
 ) -> None:
@@ -252,7 +246,6 @@ def test_a_model_without_a_padding_token_is_told_how_to_have_one(tmp_path: Path)
         )
 
 
-@pytest.mark.slow
 def test_a_mapping_of_inputs(tmp_path: Path) -> None:
     """What the attention mask leaves out has no effect, in training and in a loaded model."""
     data, ends, others = text(), [], [text for text in SMALL if "partition" not in text]

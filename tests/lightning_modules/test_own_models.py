@@ -15,7 +15,7 @@ import pytest
 import torch
 from ray import cloudpickle
 from safetensors.torch import save_file
-from support import agree, check_loaded, inline, prepared, rounds, states
+from support import agree, check_loaded, inline, prepared, rounds, slow_except, states
 
 import pflsim
 from lightning_modules.export import main as export
@@ -456,8 +456,9 @@ def test_records_and_resume_know_own_modules(
     assert mine in refused("resume=../run")
 
 
-@pytest.mark.parametrize(("method", "as_object"), [("fedavg", True), ("fedfcd", False)])
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "as_object"), slow_except([("fedavg", True)], [("fedavg", True), ("fedfcd", False)])
+)
 def test_parametrized_models_are_sent_to_actors(method: str, as_object: bool, mine: str) -> None:
     """They compute the same there; FedFCD's server trains a copy of the head."""
     model = imported(mine, "Orthogonal")

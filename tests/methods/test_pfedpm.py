@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import ALL, World, nets, partition, play, prepared, run_cohorts, same, slow_except, states, world
+from support import ALL, World, nets, partition, play, run_cohorts, same, slow_except, states, world
 
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.local import Local
@@ -16,7 +16,6 @@ from lightning_modules.methods.pfedpm import PFedPM
 from lightning_modules.training import Training
 from pflsim.data.federated import Partition
 from pflsim.engine.execution import EvalRequest, TrainTask
-from pflsim.errors import SettingsError
 from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.servers.local import Local as LocalServer
 from pflsim.servers.pfedpm import PFedPM as Server
@@ -114,8 +113,6 @@ def test_a_class_that_nobody_has_reported_is_never_predicted() -> None:
 
 # Models of several kinds --------------------------------------------------------------------------------------------
 
-DIGITS = ["data=digits", "clients=5", "model=pfedpm_cnn_mh", "model.padding=2", "momentum=0.5", "lr=0.01"]
-
 
 def test_before_there_are_features_the_head_decides_and_the_relation_module_rests() -> None:
     """Scores of 0 would credit all with class 0; and weight decay or a norm layer would move the module."""
@@ -156,16 +153,6 @@ def test_one_pair_alone_is_scored() -> None:
     module.train()
     terms = module.relation_loss((torch.rand(1, 1, 4, 4), torch.tensor([1])))
     assert 0 < float(terms["mse"].detach()) < 1
-
-
-def test_features_of_another_shape_are_refused() -> None:
-    with pytest.raises(SettingsError, match=r"pfedpm.*\(20, 2, 2\) at client 0, .*\(12, 2, 2\) at client 1"):
-        prepared(*DIGITS, "method=pfedpm", "model.variants=[{channels:20},{channels:12}]")
-    with pytest.raises(SettingsError, match=r"\(32, 8, 8\) at client 0, .*\(128, 4, 4\) at client 2"):  # as wide
-        equally_wide = "[{channels:32,strides:[1,1]},{channels:32,strides:[1,1]},{channels:128,strides:[1,2]}]"
-        prepared(*DIGITS, "method=pfedpm", "model.kernel=1", "model.padding=4", f"model.variants={equally_wide}")
-    with pytest.raises(SettingsError, match="fedavg .*client 1"):
-        prepared(*DIGITS, "method=fedavg")
 
 
 def test_a_server_of_another_method_is_noticed() -> None:

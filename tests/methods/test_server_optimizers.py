@@ -18,7 +18,6 @@ from pflsim.config.components import resolve
 from pflsim.config.compose import CONFIGS
 from pflsim.config.settings import ServerOptimizer
 from pflsim.engine.execution import ReplyTask, Sent, TrainTask
-from pflsim.records.checkpoint_read import choose_checkpoint
 from pflsim.servers.base import MeanRule
 from pflsim.servers.fedavg import FedAvg as Server
 from pflsim.servers.feddbe import FedDBE as FedDBEServer
@@ -127,17 +126,3 @@ def test_names_and_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert [group.name for group in compared.groups] == sorted(names[:4] + names[5:], key=names.index)
     labels = {group.name for part in pflsim.compare(runs) for group in part.groups}
     assert labels == {*names}
-
-
-@pytest.mark.slow
-def test_a_run_resumes_to_the_bit(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"data": "digits", "clients": 4, "fraction": 0.5, "executor": "inline", "progress": "none"}
-    given["overrides"] = ["model=cnn_bn", "model.channels=[2]", "model.kernel=3", "model.padding=1", "model.hidden=4"]
-    ends = []
-    for folder, rounds in (("straight", 4), ("resumed", 2)):
-        run = pflsim.run(method="fedyogi", rounds=rounds, run_dir=str(tmp_path / folder), **given)
-        run = run if rounds == 4 else pflsim.resume(run, rounds=4)
-        found = choose_checkpoint(run.folder / "checkpoints", "last").server()
-        moments = {f"{key} {slot}": v for key, own in found["moments"].items() for slot, v in own.items()}
-        ends.append({**found["weights"], **moments})
-    assert same({0: ends[0]}, {0: ends[1]}) and len(ends[0]) > 20 and found["steps"] == 4

@@ -163,6 +163,35 @@ def test_settings_that_are_refused(line: str) -> None:
             inline(prepare(settings_from({**usual, "method": {**usual["method"], key: value}}), trial=False))
 
 
+HALVES = "model=pfedpm_cnn model.padding=2 model.variants=[{strides:[2,1]},{strides:[1,2]}]"
+MAPS = "model=pfedpm_cnn_mh model.padding=2"
+EQUALLY_WIDE = "model.variants=[{channels:32,strides:[1,1]},{channels:32,strides:[1,1]},{channels:128,strides:[1,2]}]"
+REFUSED_RUNS = {
+    "fedalp rounds=1": "rounds=1.*at least 2",
+    "fedavg model.variants=[{hidden:[7,5]},{hidden:[5]}]": "fedavg .*client 1",
+    "fedavg model.variants=[{hidden:[5]},{hidden:[7,5]}]": "fedavg .*client 0.*client 1",
+    "fedavg model.variants=[{hiden:[7]}]": r"model\.hiden",
+    f"fedavg {HALVES}": "client 0.* client 1",
+    f"fedavg {MAPS}": "fedavg .*client 1",
+    f"fedper {HALVES}": "client 0.* client 1",
+    "fedrod freeze=[head]": "fedrod.*frozen",
+    "floco freeze=[head.weight]": "floco needs .*not frozen",
+    "floco model=pfedpm_cnn model.padding=2": "floco needs .*Linear.*Sequential",
+    "pfedcfr method.r=body method.unit=model": r"method\.r=body with method\.unit=model",  # it would be no unit at all
+    f"pfedpm {MAPS} model.variants=[{{channels:20}},{{channels:12}}]": r"\(20, 2, 2\) at .*\(12, 2, 2\) at client 1",
+    f"pfedpm {MAPS} model.kernel=1 model.padding=4 {EQUALLY_WIDE}": r"\(32, 8, 8\).* \(128, 4, 4\) at client 2",
+    "scaffold momentum=0.5": "momentum=0.5.*scaffold.*momentum=0",
+    "scaffold weight_decay=0.5": "weight_decay=0.5.*scaffold.*weight_decay=0",
+    **{f"{name} model.hidden=[]": f"(?i){name} .*body.* no parameters" for name in ("fedbabu", "fedfcd", "fedrep")},
+}
+
+
+@pytest.mark.parametrize(("words", "said"), REFUSED_RUNS.items())
+def test_runs_that_are_refused(words: str, said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        prepared("data=digits", "clients=4", *f"method={words}".split())
+
+
 @pytest.mark.parametrize("method", METHOD_PARAMS)
 def test_models_of_several_shapes(method: str) -> None:
     """Some methods take bodies of several depths, with features of one shape; others name the client that differs."""

@@ -13,6 +13,8 @@ from pflsim.analysis.runs import Run
 from pflsim.analysis.tables import Format, Table, as_csv, drawn, numbers, render, tables
 from pflsim.records.summary import Choice
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Run]:
@@ -52,7 +54,6 @@ def test_text(comparison: Comparison) -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80])
-@pytest.mark.slow
 def test_text_fits_the_terminal(comparison: Comparison, width: int) -> None:
     """A wide table has its columns below each other, each time after the first one; the best method stands first."""
     screen = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
@@ -120,7 +121,6 @@ def test_latex(comparison: Comparison) -> None:
 
 
 @pytest.mark.parametrize("kind", ["text", "markdown", "latex"])
-@pytest.mark.slow
 def test_several_benchmarks_have_a_table_of_differences(tmp_path: Path, kind: Format) -> None:
     """Six clients, all better by different amounts in three seeds on the first benchmark, all equal on the second."""
     found = []

@@ -22,6 +22,8 @@ from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError
 
+pytestmark = pytest.mark.slow
+
 TINY = ["data=digits", "clients=4", "rounds=2", "executor=inline", "sweep.parallel=1", "model.hidden=[4]"]
 ONE = [[(5, 10), (6, 10)]]
 
@@ -40,14 +42,12 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     return run
 
 
-@pytest.mark.slow
 def test_a_sweep_ends_with_its_table(sweep: Callable[..., str]) -> None:
     said = sweep("method=local,fedavg", "seed=0,1")
     assert said.count("\nLocal  ") == 2 and said.count("\nFedAvg  ") == 3
     assert "Differences to Local" in said
 
 
-@pytest.mark.slow
 def test_a_table_for_each_partition(sweep: Callable[..., str]) -> None:
     said = sweep("method=local,fedavg", "partition=dirichlet", "partition.alpha=0.5,5.0")
     titles = [line for line in said.splitlines() if line.startswith("Test accuracy")]
@@ -56,7 +56,6 @@ def test_a_table_for_each_partition(sweep: Callable[..., str]) -> None:
     assert "partition.alpha" not in said.replace("alpha=0.5,", "")  # not in the labels: it is in the titles
 
 
-@pytest.mark.slow
 def test_one_method_on_several_partitions_is_one_table(sweep: Callable[..., str]) -> None:
     said = sweep("method=local", "partition=dirichlet", "partition.alpha=0.5,5.0")
     assert said.count("Test accuracy on") == 1 and "Differences" not in said
@@ -64,7 +63,6 @@ def test_one_method_on_several_partitions_is_one_table(sweep: Callable[..., str]
     assert "CAUTION: the clients have different examples: partition.alpha=0.5 or 5.0" in said
 
 
-@pytest.mark.slow
 def test_a_single_run_has_no_table(sweep: Callable[..., str]) -> None:
     assert sweep("method=local") == ""
 
@@ -85,7 +83,6 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> Callable[[Run], None]:
 
 
 @pytest.mark.parametrize("end", [Stopped(signal.SIGINT), RunError("it broke"), KeyboardInterrupt()])
-@pytest.mark.slow
 def test_what_was_done_before_the_end(
     runner: Callable[[Run], None], tmp_path: Path, capsys: pytest.CaptureFixture[str], end: BaseException
 ) -> None:
@@ -105,7 +102,6 @@ def test_what_was_done_before_the_end(
     assert ("1 of 4 runs failed" in err) == (type(end) is RunError)
 
 
-@pytest.mark.slow
 def test_a_terminal_shows_a_line_for_each_run_of_a_sweep(
     runner: Callable[[Run], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,7 +158,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-@pytest.mark.slow
 def test_a_folder_of_runs_or_a_pattern(said: Said, folder: Path) -> None:
     status, out, err = said(folder)
     assert (status, err) == (0, "")
@@ -175,7 +170,6 @@ def test_a_folder_of_runs_or_a_pattern(said: Said, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("suffix", "start"), [("txt", "Test acc"), ("md", "Test acc"), ("tex", "% needs"), ("csv", "label,")]
 )
-@pytest.mark.slow
 def test_files(said: Said, folder: Path, tmp_path: Path, suffix: str, start: str) -> None:
     file = tmp_path / f"table.{suffix}"
     status, out, _ = said(folder, "--out", file)
@@ -200,7 +194,6 @@ def test_refused(said: Said, folder: Path, arguments: list[str], message: str) -
     assert message in err and err.startswith("error: ") and err.count("\n") == 1
 
 
-@pytest.mark.slow
 def test_each_set_of_comparable_runs_has_its_table(said: Said, folder: Path) -> None:
     other = {"digest": "f" * 64, "parts": {"partition": {"alpha": 9}}}
     for method in ("ditto", "fedavg"):
@@ -249,7 +242,6 @@ def test_a_line_that_was_cut_off_is_left_out(said: Said, folder: Path) -> None:
     assert (status, out) == (2, "") and err.startswith(f"error: {folder}/local-0: per_client.csv has 1 clients")
 
 
-@pytest.mark.slow
 def test_clients_that_joined_after_the_last_round(said: Said, tmp_path: Path) -> None:
     for method, more in (("local", 0), ("fedavg", 10)):
         for seed in (0, 1):

@@ -24,6 +24,8 @@ from pflsim.analysis.runs import read_run
 from pflsim.errors import SettingsError
 from pflsim.terminal.identity import identity
 
+pytestmark = pytest.mark.slow
+
 GAINS = {
     "local": (0, 0, 0), "fedrep": (10, 11, 12), "ifca": (1, 9, 20), "ditto": (0, 0, 0), "fedavg": (-9, -8, -9),
     "apfl": (-1, -1, -2), "pfedme": (4, 5, 4),
@@ -62,7 +64,6 @@ def points(figure: Figure) -> dict[str, tuple[str, str, str]]:
     }  # type: ignore[return-value]
 
 
-@pytest.mark.slow
 def test_marks_by_evidence(comparison: Comparison) -> None:
     levels = {d.group.label: d.level for d in comparison.differences}
     assert {levels[name] for name in ("FedRep", "IFCA", "Ditto")} == {"clear", "on these clients only", "not clear"}
@@ -101,7 +102,6 @@ def test_the_tables_have_the_numbers_of_the_comparison(comparison: Comparison) -
     assert {name: size for name, size, *_ in found["cost"]}["FedRep"] == "40.0 kB"  # 10 clients, 2 rounds, both ways
 
 
-@pytest.mark.slow
 def test_the_frontier_has_what_is_better_than_the_cheaper(comparison: Comparison, runs: Path) -> None:
     """Clearly better, or with one seed, with which nothing is clear, by the mean."""
     one_seed = compare(group_runs(run for run in pflsim.load(runs) if run.seed == 1))
@@ -152,7 +152,6 @@ def test_methods_at_one_place_have_one_name_and_clients_of_all_seeds_one_column(
 
 
 @pytest.mark.parametrize("style", STYLES)
-@pytest.mark.slow
 def test_sizes_and_fonts(comparison: Comparison, style: str, tmp_path: Path) -> None:
     """As wide as a column or the page, with embedded TrueType fonts; saved outside of the settings that drew it."""
     before = dict(matplotlib.rcParams)
@@ -167,14 +166,12 @@ def test_sizes_and_fonts(comparison: Comparison, style: str, tmp_path: Path) -> 
     assert dict(matplotlib.rcParams) == before
 
 
-@pytest.mark.slow
 def test_many_methods_take_the_page(comparison: Comparison, tmp_path: Path) -> None:
     many = [made(tmp_path / f"{n}", [[(n, 20)] * 3], method=f"mine.M{n}") for n in range(11)]
     (figure, _) = all_figures([compare(group_runs(many), reference="mine.M3")], "icml", ["clients"])["clients"]
     assert figure.get_figwidth() == STYLES["icml"].page and len([axes for axes in figure.axes if axes.axison]) == 10
 
 
-@pytest.mark.slow
 def test_curves_have_a_panel_each_or_names_at_their_ends(comparison: Comparison, tmp_path: Path) -> None:
     (figure, _) = all_figures([comparison], only=["curves"])["curves"]
     titles = [axes.get_title("left") for axes in figure.axes if axes.axison]
@@ -195,7 +192,6 @@ def test_curves_have_a_panel_each_or_names_at_their_ends(comparison: Comparison,
         assert not any(a.overlaps(b) for n, a in enumerate(boxes) for b in boxes[:n])
 
 
-@pytest.mark.slow
 def test_the_command(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = [str(runs), "--style", "ieee", "--format", "svg", "--only", "forest,cost", "--out", str(tmp_path / "out")]
     assert main(asked) == 0
@@ -207,7 +203,6 @@ def test_the_command(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "pie" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_from_python(runs: Path, tmp_path: Path) -> None:
     found = pflsim.figures(runs, "neurips", only=["cost"], reference="fedavg")
     assert {*found} == {"cost"} and isinstance(found["cost"], Figure)

@@ -26,6 +26,8 @@ from pflsim.analysis.runs import find_runs, read_run
 from pflsim.analysis.tables import forest_text, render
 from pflsim.terminal.identity import MARKS, identity
 
+pytestmark = pytest.mark.slow
+
 OTHERS = ["fedrep", "ifca", "fedavg", "ditto", "pfedme", "scaffold"]
 finite = st.floats(-80, 80).map(lambda x: round(x, 3))
 
@@ -95,7 +97,6 @@ def test_the_axis_has_intervals_up_to_twice_the_better_half(higher: bool) -> Non
     assert -1 < low <= 0 and 5 < high < 6, "of the better half only"
 
 
-@pytest.mark.slow
 def test_the_page_has_the_axis_of_the_terminal(tmp_path: Path) -> None:
     """Also with a panel for each of several benchmarks."""
     rights = {"local": 50, "ditto": 51, "fedrep": 52, "fedavg": 10}
@@ -108,7 +109,6 @@ def test_the_page_has_the_axis_of_the_terminal(tmp_path: Path) -> None:
         assert (100 * axis.low, 100 * axis.high) == pytest.approx(plot.limits)
 
 
-@pytest.mark.slow
 def test_the_second_reference_has_intervals_over_seeds_too(tmp_path: Path) -> None:
     """IFCA is ahead of FedAvg by 1, 5 and 9 of 100: over seeds 5 ± 4.303 · 4/√3, that is −4.9 to 14.9."""
     gains = {"local": (0, 0, 0), "fedavg": (0, 0, 0), "ifca": (1, 5, 9)}
@@ -171,7 +171,6 @@ def test_runs_that_cannot_be_compared_have_no_plot(tmp_path: Path) -> None:
         ({"COLORTERM": "truecolor"}, False, False),
     ],
 )
-@pytest.mark.slow
 def test_colours(
     comparison: Comparison, environment: dict[str, str], terminal: bool, coloured: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

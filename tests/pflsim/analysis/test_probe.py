@@ -19,6 +19,8 @@ from pflsim.data.shifts import Change, Inversion, LabelPermutation, Shift
 from pflsim.messages import Message
 from pflsim.records.trace import write_trace
 
+pytestmark = pytest.mark.slow
+
 CLIENTS, EXAMPLES = 8, 1000
 EQUAL = {"local": 0.7, "fedavg": 0.7, FINETUNED: 0.7, "ditto": 0.7, "ifca": 0.7}
 
@@ -43,7 +45,6 @@ def answer(folder: Path, accuracy: Mapping[str, float | tuple[float, float]], be
         ({"ifca": (0.9, 0.75), "fedavg": 0.8}, "ditto", ["in groups"], "Perhaps: in groups", "--seeds 5 (in groups"),
     ],
 )
-@pytest.mark.slow
 def test_what_is_best_and_what_decides(
     tmp_path: Path,
     better: Mapping[str, float | tuple[float, float]],
@@ -71,7 +72,6 @@ def test_what_is_best_and_what_decides(
         ((50, 56, 62, 63.8, 64, 64, 64, 64.2), 64, 0, False),  # less than half of 0.5 points
     ],
 )
-@pytest.mark.slow
 def test_what_still_rises(tmp_path: Path, values: tuple[float, ...], others: float, noise: float, rises: bool) -> None:
     """FedAvg has these validation accuracies in eight rounds, and all others one, with noise between clients."""
     rng, runs = np.random.default_rng(0), []

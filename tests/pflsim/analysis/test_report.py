@@ -27,6 +27,8 @@ from pflsim.records.trace import RoundMatrices, write_matrices
 from pflsim.terminal.identity import identity
 from pflsim.types import Axis, Matrix
 
+pytestmark = pytest.mark.slow
+
 TESTS = 20
 """Test examples of every client."""
 ALL, MORE, EACH = (f'aria-label="{name}"' for name in ("All numbers", "More numbers", "Values of each client"))
@@ -117,14 +119,12 @@ def test_the_answer_compares_with_local(page: str) -> None:
     assert re.findall(r'<use href="#k-square" x="([\d.]+)%" [^>]*class="k clear"', line)
 
 
-@pytest.mark.slow
 def test_a_band_is_inside_its_panel(page: str) -> None:
     bands = re.findall(r'<polygon points="([^"]+)" class="band"', page)
     heights = [float(y) for band in bands for y in re.findall(r",(-?[\d.]+)", band)]
     assert len(bands) == 2 and 0 <= min(heights) < max(heights) <= 100
 
 
-@pytest.mark.slow
 def test_named_clients_are_in_the_order_of_the_columns(tmp_path: Path) -> None:
     """They are the same in every seed: each is a column, with its mean over the seeds."""
     runs = {"local": (9, 3, 6), "ditto": (8, 4, 6), "ifca": (8, 4, 5)}
@@ -146,7 +146,6 @@ def test_named_clients_are_in_the_order_of_the_columns(tmp_path: Path) -> None:
     assert len(re.findall(r'<circle cx="[\d.]+%" [^>]*class="loss"/>', shown)) == 1
 
 
-@pytest.mark.slow
 def test_few_clients_that_lose_are_named(tmp_path: Path) -> None:
     for method, right in {"local": (9, 9, 9, 9, 9), "ditto": (8, 8, 9, 8, 8), "ifca": (8, 9, 9, 8, 8)}.items():
         make_run(tmp_path / method, [[(n, 10) for n in right]] * 2, method=method)
@@ -184,7 +183,6 @@ def test_runs_that_cannot_be_compared_have_no_differences(tmp_path: Path) -> Non
     assert "the seeds differ" in words(page) and "p (Holm)" not in page
 
 
-@pytest.mark.slow
 def test_unfinished_runs_are_listed_and_do_not_count(tmp_path: Path) -> None:
     """One method lacks its second seed: the rest is a complete table. One run has no round, one failed at once."""
     for method, seed in product(("local", "fedavg", "ditto"), (0, 1)):
@@ -213,7 +211,6 @@ def test_runs_of_which_none_is_finished_show_the_rounds_so_far(tmp_path: Path) -
     assert "3 of 8 rounds are done" in words(report(tmp_path / "a"))
 
 
-@pytest.mark.slow
 def test_time_is_shown_of_runs_that_do_not_overlap(tmp_path: Path) -> None:
     for number, method in enumerate(("local", "fedavg")):
         folder = make_run(tmp_path / method, [[(5, 10)] * 2] * 3, method=method)
@@ -242,7 +239,6 @@ def test_incidents_are_listed(tmp_path: Path) -> None:
     assert "dropout: 3 of 6" in text
 
 
-@pytest.mark.slow
 def test_a_warning_of_several_seeds_is_one_below_the_plot(tmp_path: Path) -> None:
     for method, seed in product(("local", "fedbn", "ditto"), (0, 1)):
         folder = make_run(tmp_path / f"{method}{seed}", [[(5, 10), (9, 10), (6, 10)]], method=method, seed=seed)
@@ -297,7 +293,6 @@ def test_what_users_wrote_is_escaped(tmp_path: Path) -> None:
     assert "&lt;b&gt;mine&lt;/b&gt; &amp; &#34;his&#34;" in page and "run &lt;script&gt;" in page
 
 
-@pytest.mark.slow
 def test_pictures_are_in_the_page(tmp_path: Path) -> None:
     columns = {"label": "use", "client": "district", "features": ["age", "urban"]}
     make_run(tmp_path / "a", [[(5, 10), (9, 10)]], parts={"data": columns})
@@ -331,7 +326,6 @@ def test_pictures_are_in_the_page(tmp_path: Path) -> None:
     assert shades and all(float(shade) > 0.9 for shade in shades)
 
 
-@pytest.mark.slow
 def test_every_method_in_the_chart_of_costs_has_a_name(tmp_path: Path) -> None:
     """Marks that cover each other have one label; of marks that stand close, some labels have no room."""
     methods = ("local", "fedrep", "ditto", "ifca", "apfl", "moon", "fedprox", "fedavg")
@@ -383,7 +377,6 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> str:
     return report(*sorted(root.iterdir()))
 
 
-@pytest.mark.slow
 def test_of_a_grid_the_best_by_validation_are_shown(grid: str) -> None:
     """The last setting of each method has the best validation and the worst test accuracy."""
     assert row(grid, "FedAvg")[-1] == "0.650" and row(grid, "Ditto")[-1] == "0.450"
@@ -391,7 +384,6 @@ def test_of_a_grid_the_best_by_validation_are_shown(grid: str) -> None:
     assert "<dt>momentum</dt><dd>0.5</dd>" in grid
 
 
-@pytest.mark.slow
 def test_of_a_method_alone_the_first_sentence_has_the_best_setting(tmp_path: Path) -> None:
     for number, lr in enumerate((0.1, 0.5, 1.0)):
         right = [[(number + 1, 10)] * 2]
@@ -406,7 +398,6 @@ def test_of_a_method_alone_the_first_sentence_has_the_best_setting(tmp_path: Pat
     assert "Of 3 settings of Ditto, lr=1.0 is the best by validation: its mean test accuracy is 0.700." in found
 
 
-@pytest.mark.slow
 def test_a_setting_that_a_method_lacks_moves_no_mark(tmp_path: Path) -> None:
     for number, (method, lr) in enumerate([*product(("ditto",), (1, 2, 3, 4)), *product(("fedavg",), (2, 3, 4))]):
         make_run(tmp_path / f"{number}", [[(5, 10)] * 2], val=[[(number + 1, 10)] * 2], method=method, lr=float(lr))
@@ -422,7 +413,6 @@ def test_an_axis_of_values_above_0_has_no_tick_below() -> None:
     assert min(axis([0.0, 0.0], 0.04, 2).ticks) == 0 > min(axis([-0.01, 0.0], 0.04, 2).ticks)
 
 
-@pytest.mark.slow
 def test_a_grid_has_a_cell_for_every_setting(grid: str) -> None:
     table = re.findall(r"<table.*?</table>", grid[grid.index('id="sweep"') :], re.DOTALL)[0]
     cells = re.findall(r'<td class="num heat( best)?" style="--shade:(\d+)%">([\d.]+)<br><small>([\d.]+)', table)
@@ -435,7 +425,6 @@ def test_a_grid_has_a_cell_for_every_setting(grid: str) -> None:
     assert [int(shade) for _, shade, *_ in cells[:4]] == [37, 0, 55, 18]
 
 
-@pytest.mark.slow
 def test_unlike_runs_have_a_section_for_each_set(tmp_path: Path) -> None:
     """Two methods on each of two partitions; one page with two comparisons."""
     for number in range(2):
@@ -450,7 +439,6 @@ def test_unlike_runs_have_a_section_for_each_set(tmp_path: Path) -> None:
     assert "forest study" not in one and 'id="table-1"' not in one
 
 
-@pytest.mark.slow
 def test_a_study_of_tune_has_its_trials_and_the_chosen_values(tmp_path: Path) -> None:
     for number, right in enumerate((4, 7, 6)):
         counts = [[(right, 10)] * 2]
@@ -471,7 +459,6 @@ def test_a_study_of_tune_has_its_trials_and_the_chosen_values(tmp_path: Path) ->
     assert [bool(ring) for _, ring in dots] == [False, True, False] and dots[1][0] == "lr=0.2"
 
 
-@pytest.mark.slow
 def test_a_grid_of_different_partitions_is_not_ranked(tmp_path: Path) -> None:
     for number in range(8):
         alpha = {"partition": {"alpha": number + 1.0}}

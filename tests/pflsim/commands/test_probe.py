@@ -19,6 +19,8 @@ from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import SettingsError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(("seconds", "rounds"), [(float("inf"), 20), (112, 20), (62, 10), (0.1, 0)])
 def test_rounds_that_fit_into_a_time(seconds: float, rounds: int) -> None:
@@ -79,7 +81,6 @@ def test_files_are_not_mixed_with_those_of_another_probe(tmp_path: Path, capsys:
     assert "--into DIR" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_too_few_minutes_and_equal_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """After the first run, its folder can be used again. Three clients of one's own are few, whatever the seeds."""
     table, into = tmp_path / "one.csv", tmp_path / "probe"
@@ -137,7 +138,6 @@ def rises_until(last: int) -> Callable[[str, float, int], float]:
     return lambda method, lr, t: 1 - abs(lr - 0.1) + (min(t, last) / 50 - 0.2 if method == "fedavg" else 0)
 
 
-@pytest.mark.slow
 def test_runs_go_on_until_nothing_rises(play: Play, capsys: pytest.CaptureFixture[str]) -> None:
     found = play(rises_until(24), "rounds=8", "eval.every=5")
     said = capsys.readouterr().out
@@ -148,7 +148,6 @@ def test_runs_go_on_until_nothing_rises(play: Play, capsys: pytest.CaptureFixtur
     assert found.page and found.page.exists() and len(found.frame) == 4
 
 
-@pytest.mark.slow
 def test_no_advice_while_something_rises_and_more_rounds_continue(
     play: Play, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,7 +161,6 @@ def test_no_advice_while_something_rises_and_more_rounds_continue(
         play(rises_until(24), "rounds=32", "clients=9")
 
 
-@pytest.mark.slow
 def test_rates_beyond_an_edge(play: Play) -> None:
     """0.2 is the highest rate of the trials; beyond 0.5 is 1.25, which is still the best one of Local."""
     best = {"local": 9, "fedavg": 0.5, "ditto": 0.1, "ifca": 0.02}
@@ -173,7 +171,6 @@ def test_rates_beyond_an_edge(play: Play) -> None:
 
 
 @pytest.mark.parametrize(("runs", "seeds"), [(5, 0), (14, 1), (19, 2)])
-@pytest.mark.slow
 def test_a_signal_keeps_what_is_finished(
     play: Play, runs: int, seeds: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

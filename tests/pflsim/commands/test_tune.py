@@ -25,6 +25,8 @@ from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
 from pflsim.terminal.sweep_table import SweepTable
 
+pytestmark = pytest.mark.slow
+
 WORDS = ("method=fedprox,local", "clients=4")
 SHORT = (*WORDS, "--trials", "4", "--seeds", "1")
 Score = Callable[[Settings], int]
@@ -172,7 +174,6 @@ def test_the_space_of_a_class_of_ones_own(python: bool, mine: Path) -> None:
         assert own.first_point() == {"method.mu": 0.1} and own.settings({"method.mu": 2.0}).method["mu"] == 2.0
 
 
-@pytest.mark.slow
 def test_every_method_has_a_space_that_its_settings_accept() -> None:
     names = ",".join(sorted(file.stem for file in (CONFIGS / "method").glob("*.yaml")))
     spaces = {method.name: set(method.space) for method in found(f"method={names}")}
@@ -182,7 +183,6 @@ def test_every_method_has_a_space_that_its_settings_accept() -> None:
     assert {name for name, space in spaces.items() if space == {"lr"}} == without_settings
 
 
-@pytest.mark.slow
 def test_suggestions_are_in_the_space(study: Callable[..., int]) -> None:
     words = ("method=local", "search.batch_size={low:2,high:5}", "search.model.hidden=[[4],[5,6]]", "--seeds", "1")
     for folder, more in (("a", ("--trials", "18")), ("b", ("--trials", "3")), ("c", ("--trials", "3", "seed=1"))):
@@ -197,7 +197,6 @@ def test_suggestions_are_in_the_space(study: Callable[..., int]) -> None:
     assert sum(distances[11:]) / 7 < sum(distances[:11]) / 11  # it maximises
 
 
-@pytest.mark.slow
 def test_every_suggestion_has_a_seed_of_its_own(study: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
     sampler, seeds = optuna.samplers.TPESampler, list[int]()
 
@@ -234,7 +233,6 @@ def test_numbers_at_an_edge_of_their_space() -> None:
     assert edges_of({"a": 0.02, "b": 0.9, "c": 0.1, "d": 1, "e": "x", "f": True}, spaces) == ["b", "d"]
 
 
-@pytest.mark.slow
 def test_equal_budgets_and_the_choice_by_validation(study: Callable[..., int]) -> None:
     ran = list[Settings]()
     assert study("study", fake(ran=ran), "seed=4", *WORDS, "--trials", "7", "--seeds", "2") == 0
@@ -250,7 +248,6 @@ def test_equal_budgets_and_the_choice_by_validation(study: Callable[..., int]) -
     assert {run.seed for run in ran if "trials" in str(run.run_dir)} == {4}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("at_once", [1, 3])
 def test_a_study_that_is_stopped_has_the_same_number_of_trials_and_no_point_twice(
     at_once: int, study: Callable[..., int]
@@ -269,7 +266,6 @@ def test_a_study_that_is_stopped_has_the_same_number_of_trials_and_no_point_twic
         assert points("stopped") == points("straight")
 
 
-@pytest.mark.slow
 def test_the_end_of_the_journal_may_be_missing(study: Callable[..., int]) -> None:
     """A process was killed while it wrote, or the disk was full."""
     assert study("straight", fake()) == 0 and study("cut", fake(stop_after=3)) == 130
@@ -280,7 +276,6 @@ def test_the_end_of_the_journal_may_be_missing(study: Callable[..., int]) -> Non
     assert points("cut") == points("straight")
 
 
-@pytest.mark.slow
 def test_a_finished_study_runs_nothing_again(study: Callable[..., int]) -> None:
     assert study("study", fake()) == 0
     page, ran = Path("study/tuned.md").read_text(), list[Settings]()
@@ -288,7 +283,6 @@ def test_a_finished_study_runs_nothing_again(study: Callable[..., int]) -> None:
     assert {Path(str(one.run_dir)).parent.name for one in ran} == {"runs"}  # `finish` leaves the complete ones
 
 
-@pytest.mark.slow
 def test_failed_trials_count_and_are_not_chosen(study: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     def score(settings: Settings) -> int:
         return -1 if settings.lr > 0.05 or settings.names["method"] == "local" else near(settings)
@@ -304,7 +298,6 @@ def test_failed_trials_count_and_are_not_chosen(study: Callable[..., int], capsy
     assert study("study", fake(lambda settings: 999)) == 1 and trials("study") == before  # they stay failed
 
 
-@pytest.mark.slow
 def test_another_command_is_refused(study: Callable[..., int], refused: Callable[..., str]) -> None:
     assert study("study", fake(stop_after=0), *SHORT) == 130
     assert study("study", fake(stop_after=0), *SHORT, "sweep.parallel=3", "progress=none") == 130
@@ -325,7 +318,6 @@ def test_a_folder_with_other_files_is_refused(study: Callable[..., int], refused
     assert "not empty" in refused("tune", *SHORT, "--into", "study")
 
 
-@pytest.mark.slow
 def test_the_tables(study: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     words = (*WORDS, "search.lr=[0.1,0.05,0.5]", "search.fedprox.mu=null", "--trials", "9")
     assert study("study", fake(lambda s: -1 if s.lr == 0.5 else near(s)), *words) == 0
@@ -335,7 +327,6 @@ def test_the_tables(study: Callable[..., int], capsys: pytest.CaptureFixture[str
     assert page.count("| Local") == 2  # tuned, and compared
 
 
-@pytest.mark.slow
 def test_runs_of_the_chosen_values_may_be_longer(study: Callable[..., int]) -> None:
     ran = list[Settings]()
     words = (*WORDS, "rounds=4", "search.fedprox.mu=null", "search.lr=[0.1,0.02]", "--rounds", "9")
