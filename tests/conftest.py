@@ -26,9 +26,9 @@ install_import_hook(["pflsim.fusion", "lightning_modules.losses"], "beartype.bea
 
 
 @pytest.hookimpl(optionalhook=True)  # also without pytest-xdist
-def pytest_xdist_auto_num_workers() -> int:
-    """One process more than CPUs, up to four: tests that start programs mostly wait."""
-    return min(len(os.sched_getaffinity(0)) + 1, 4)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """As many processes as CPUs, up to four, and one more for slow tests: those that start programs mostly wait."""
+    return min(len(os.sched_getaffinity(0)) + (config.option.markexpr != "not slow"), 4)
 
 
 def pytest_collection() -> None:

@@ -8,6 +8,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+from support import slow_except
 
 ROOT = Path(__file__).resolve().parent.parent
 ORDER = ["pflsim", "lightning_modules", "ray_actors"]
@@ -84,9 +85,10 @@ LIGHT = {
     "import pflsim.records.environment as e; e.versions(), e.code(), e.machine()": "torch ray lightning",
 }
 """What does not load some packages: all modules of the engine, and what has to be quick."""
+NAMES = ["engine", "cli", "tune", "compare", "environment"]
 
 
-@pytest.mark.parametrize(("code", "heavy"), LIGHT.items(), ids=["engine", "cli", "tune", "compare", "environment"])
+@pytest.mark.parametrize(("code", "heavy"), slow_except([*LIGHT.items()][:2], LIGHT.items()), ids=NAMES)
 def test_what_is_not_loaded(code: str, heavy: str) -> None:
     """What the source says also holds at run time."""
     loaded = f"import contextlib, sys\nwith contextlib.suppress(SystemExit): {code}\nfound = {heavy.split()}"

@@ -313,7 +313,7 @@ REASONS = {
 }
 
 
-@pytest.mark.parametrize(("name", "reasons"), REASONS.items())
+@pytest.mark.parametrize(("name", "reasons"), slow_except([*REASONS.items()][::5], REASONS.items()))
 def test_models_that_are_refused(mine: str, name: str, reasons: list[str], refused: Callable[..., str]) -> None:
     before = torch.get_rng_state()
     error = refused(*RUN, f"model={mine}.{name}")
