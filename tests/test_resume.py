@@ -1,4 +1,4 @@
-"""A stopped and resumed run equals an uninterrupted one to the bit; every method is in tests/test_restored.py."""
+"""A stopped and resumed run equals an uninterrupted one to the bit; every method is in tests/test_contract.py."""
 
 import json
 import os
