@@ -34,7 +34,7 @@ from ray_actors.layout import Layout
 from ray_actors.resources import ActorPool
 
 SLOW = (checks.batch_norm_works, checks.lockstep_equals_loop)
-"""Checks that run in `make test-slow` only, and for some methods; tests/test_lockstep.py has lockstep of all."""
+"""Checks that run in `make test-slow` only, and for some methods; lockstep of all is in `test_lockstep.py`."""
 FAST = [check for check in checks.CHECKS if check not in SLOW]
 
 
