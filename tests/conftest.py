@@ -62,29 +62,28 @@ MEASURED = {"limits", "tracking"}
 """Files with tests of the memory in use, and of the commit."""
 
 
-KEPT = dict[str, Callable[..., object]]()
+@cache
+def loader() -> Callable[..., object]:
+    """What loads the data sets of scikit-learn, each of which is read once."""
+    from pflsim.data.sources import scikit_learn
 
-
-def kept(name: str, function: Callable[..., object]) -> Callable[..., object]:
-    """The function with a cache, the same one for all files of tests."""
-    return KEPT.setdefault(name, cache(function))
+    return cache(scikit_learn._load)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def short_runs(request: pytest.FixtureRequest) -> Iterator[None]:
     """Runs in this process leave out what would take a short one half of its time, where it is not in question.
 
-    They do not draw what is in their pictures, do not wait for the disk, ask git once, and do not add up the memory of
-    all processes. They do not say what takes long, which depends on the machine.
+    They do not draw what is in their pictures, do not wait for the disk, ask git once, read small data once, and do
+    not add up the memory of all processes. They do not say what takes long, which depends on the machine.
     """
-    from pflsim.data.sources import scikit_learn
     from pflsim.records import environment
 
     name = request.path.stem.removeprefix("test_")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         patch.setattr("pflsim.progress.FIRST", 1e6)
-        patch.setattr(scikit_learn, "_load", kept("sources", scikit_learn._load))
+        patch.setattr("pflsim.data.sources.scikit_learn._load", loader())
         if name not in DRAWN:
             patch.setattr("matplotlib.figure.Figure.draw", lambda figure, renderer: None)
         if name not in MEASURED:
