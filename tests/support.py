@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 
 import pflsim
 from lightning_modules.base import ClientModule
-from lightning_modules.contract.checks import survey
+from lightning_modules.contract.checks import states, survey
 from lightning_modules.export import export_program
 from lightning_modules.hosts.client_factory import ClientFactory
 from lightning_modules.hosts.inline import InlineExecutor
@@ -36,7 +36,7 @@ from pflsim.config.settings import Settings
 from pflsim.data.dataset import Dataset
 from pflsim.data.federate import load_federation
 from pflsim.data.federated import Examples, Partition, shard
-from pflsim.engine.execution import Executor, Trained, TrainTask
+from pflsim.engine.execution import Trained, TrainTask
 from pflsim.engine.plan import RunPlan
 from pflsim.errors import SettingsError
 from pflsim.messages import Uplink
@@ -223,11 +223,6 @@ def planned(drawn: RunPlan, **changes: Any) -> RunPlan:
             section = replace(getattr(drawn.settings, group), **{name: value})
             drawn = replace(drawn, settings=replace(drawn.settings, **{group: section}))
     return drawn
-
-
-def states(executor: Executor[Any]) -> dict[int, dict[str, torch.Tensor]]:
-    """Every client's private state."""
-    return {client: dict(state) for client, state in executor.client_states()}
 
 
 def trained_states(executor: InlineExecutor, trained: Trained[Any]) -> dict[int, dict[str, torch.Tensor]]:

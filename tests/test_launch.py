@@ -414,7 +414,7 @@ def test_help_names_what_is_on_disk(capsys: pytest.CaptureFixture[str], mine: st
 )
 @pytest.mark.slow
 def test_every_file_composes(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Experiments and methods are in tests/test_experiments.py and tests/test_contract.py."""
+    """Experiments and methods are in tests/pflsim/config/test_experiments.py and tests/test_contract.py."""
     group, name = file.parent.name, file.stem
     chosen = [f"{group}={name}", *(["partition=by_client", "split.test_by=clients"] if name == "synthetic" else [])]
     assert cli.main([*chosen, "--cfg", "job"]) == 0

@@ -15,6 +15,8 @@ from pflsim.cli import main
 from pflsim.errors import SettingsError
 from pflsim.records.evaluation import Scope
 
+pytestmark = pytest.mark.slow
+
 SMALL = ["data=digits", "clients=4", "rounds=2", "executor=inline", "batch_size=16", "lr=0.05", "lockstep=false"]
 CNN_BN = ["model=cnn_bn", "model.channels=[4]", "model.padding=2"]
 GLOBAL = Scope("global", "test", "received")
@@ -24,7 +26,6 @@ def made(folder: Path, *overrides: str) -> Run:
     return pflsim.run(overrides=[*SMALL, "progress=none", f"run_dir={folder}", *overrides])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -45,7 +46,6 @@ def test_kinds_of_models(overrides: list[str], tmp_path: Path) -> None:
     check_loaded(made(tmp_path / "run", *overrides), *range(4))
 
 
-@pytest.mark.slow
 def test_neither_the_data_nor_the_run_s_other_clients_are_needed(tmp_path: Path) -> None:
     """FedBABU adapts its model to the examples of a client; a resumed run stores that as a straight one does."""
     rng, file = np.random.default_rng(0), tmp_path / "data.npz"
@@ -81,7 +81,6 @@ def test_the_server_s_model_and_other_rounds(tmp_path: Path, capsys: pytest.Capt
     assert "round 3 " in said and "round 2 " in said and "checkpoint.best=true" in said
 
 
-@pytest.mark.slow
 def test_the_best_round_is_the_report_s(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With `checkpoint.best` it is saved and exported; otherwise it is named."""
     settings = ("method=ditto", "rounds=30", "lr=0.3", "stop.patience=1")
@@ -131,7 +130,6 @@ def test_the_files_of_export(
     assert "Not a directory" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_what_a_run_does_not_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = made(tmp_path / "run", "method=fedper", "eval.holdout_clients=1", "clients=5", "split.validation=0")
 

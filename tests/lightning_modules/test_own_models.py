@@ -15,7 +15,7 @@ import pytest
 import torch
 from ray import cloudpickle
 from safetensors.torch import save_file
-from support import agree, check_loaded, inline, prepared, rounds, states
+from support import agree, check_loaded, inline, prepared, rounds, slow_except, states
 
 import pflsim
 from lightning_modules.nets.own import OwnNet, own_net
@@ -311,7 +311,7 @@ REASONS = {
 }
 
 
-@pytest.mark.parametrize(("name", "reasons"), REASONS.items())
+@pytest.mark.parametrize(("name", "reasons"), slow_except([*REASONS.items()][::5], REASONS.items()))
 def test_models_that_are_refused(mine: str, name: str, reasons: list[str], refused: Callable[..., str]) -> None:
     before = torch.get_rng_state()
     error = refused(*RUN, f"model={mine}.{name}")
@@ -320,6 +320,7 @@ def test_models_that_are_refused(mine: str, name: str, reasons: list[str], refus
 
 
 @pytest.mark.parametrize("name", ["Batch", "Batch1d", "Float16"])
+@pytest.mark.slow
 def test_remedies_help(name: str, mine: str) -> None:
     model = imported(mine, name)()
     for part in model.modules():
@@ -342,6 +343,7 @@ SINGLE = "Branch HookedTensor HookedNode HookedParameter HookedModule Shared Sha
 
 
 @pytest.mark.parametrize("name", SINGLE.split())
+@pytest.mark.slow
 def test_what_cannot_be_stacked_trains_one_by_one(mine: str, name: str) -> None:
     found = prepared(*TWO, f"model={mine}.{name}")
     assert len(found.warnings) == 1 and not found.factory.stacks
@@ -409,6 +411,7 @@ def test_functions_of_libraries_are_not_called(here: Path, target: str, refused:
 
 
 @pytest.mark.parametrize("method", ["fedrep", "fedproto"])
+@pytest.mark.slow
 def test_an_own_model_is_loaded(mine: str, method: str) -> None:
     """With the weights in the user's own class."""
     assert run(f"model={mine}.Conv", "model.width=5", f"method={method}", "data=digits") == 0
@@ -417,12 +420,14 @@ def test_an_own_model_is_loaded(mine: str, method: str) -> None:
     assert isinstance(net, OwnNet) and type(net.original()).__name__ == "Conv"
 
 
+@pytest.mark.slow
 def test_models_with_variants(mine: str) -> None:
     assert run(f"model={mine}.make", "model.variants=[{width: 8}, {width: 12}]", "method=local") == 0
     nets = [pflsim.load_model("run", client).client.net for client in (0, 1)]
     assert [net.head.in_features for net in nets] == [8, 12]
 
 
+@pytest.mark.slow
 def test_a_model_with_branches_is_loaded_but_not_exported(mine: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(f"model={mine}.Branch", "method=local") == 0
     capsys.readouterr()
@@ -432,6 +437,7 @@ def test_a_model_with_branches_is_loaded_but_not_exported(mine: str, capsys: pyt
     assert pflsim.load_model("run", 0)(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
 
 
+@pytest.mark.slow
 def test_records_and_resume_know_own_modules(
     mine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:
@@ -448,7 +454,9 @@ def test_records_and_resume_know_own_modules(
     assert mine in refused("resume=../run")
 
 
-@pytest.mark.parametrize(("method", "as_object"), [("fedavg", True), ("fedfcd", False)])
+@pytest.mark.parametrize(
+    ("method", "as_object"), slow_except([("fedavg", True)], [("fedavg", True), ("fedfcd", False)])
+)
 def test_parametrized_models_are_sent_to_actors(method: str, as_object: bool, mine: str) -> None:
     """They compute the same there; FedFCD's server trains a copy of the head."""
     model = imported(mine, "Orthogonal")
@@ -512,6 +520,7 @@ def test_an_own_loss_reaches_every_phase_or_a_warning_says_so(here: Path) -> Non
     assert not prepared(*TWO, "method=own_losses.OwnLosses").warnings
 
 
+@pytest.mark.slow
 def test_pretrained_weights_by_the_user_s_names(mine: str, tmp_path: Path, refused: Callable[..., str]) -> None:
     torch.manual_seed(5)
     saved = imported(mine, "Conv")(num_classes=10).state_dict()
@@ -530,6 +539,7 @@ def test_pretrained_weights_by_the_user_s_names(mine: str, tmp_path: Path, refus
     refused(*RUN, f"model={mine}.Conv", "pretrained.weights=none.pt")
 
 
+@pytest.mark.slow
 def test_a_run_can_be_loaded_without_its_pretrained_weights(mine: str, tmp_path: Path) -> None:
     torch.save(imported(mine, "Two")().state_dict(), tmp_path / "w.pt")
     assert run(f"model={mine}.Two", "method=ditto", "data=digits", "pretrained.weights=w.pt", "freeze=[body.a]") == 0

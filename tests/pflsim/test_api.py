@@ -168,6 +168,7 @@ def own_data(clients: int = 3) -> tuple[Any, Any, dict[str, list[list[int]]]]:
     return (x[:40], y[:40]), (x[40:], y[40:]), rows
 
 
+@pytest.mark.slow
 def test_objects_of_a_program() -> None:
     """A model, data, a partition and a method that no other process can import; resuming needs them again."""
     train, test, rows = own_data()
@@ -230,6 +231,7 @@ def test_resumed_with_data_of_a_dotted_name_elsewhere() -> None:
     assert again.summary["rounds"] == 3 and again.summary["data"] == "read"
 
 
+@pytest.mark.slow
 def test_partition_and_export() -> None:
     given = {key: SMALL[key] for key in ("data", "clients")}
     rows = pflsim.partition("rows", **given)

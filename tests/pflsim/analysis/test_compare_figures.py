@@ -97,6 +97,7 @@ def test_the_round_is_chosen_by_validation_where_all_have_it(folder: Path, tmp_p
         compare(group_runs([without]), choice="best_val")
 
 
+@pytest.mark.slow
 def test_rounds_and_bytes_to_a_target(folder: Path) -> None:
     target = 0.6
     for row in compared(folder, target=target).rows:
@@ -111,6 +112,7 @@ def test_rounds_and_bytes_to_a_target(folder: Path) -> None:
             assert row.figures["bytes_to_target"] == Spread(tuple(30 * method * CLIENTS * n for n in first))
 
 
+@pytest.mark.slow
 def test_the_target_is_what_every_run_reaches(folder: Path) -> None:
     best = min(rates(counts(m, s, 0)).mean(axis=1).max() for m in METHODS.values() for s in SEEDS)
     comparison = compared(folder)
@@ -207,6 +209,7 @@ def test_clients_that_are_the_same_in_every_seed_count_once(tmp_path: Path) -> N
     assert difference.p == pytest.approx(stats.wilcoxon(values).pvalue)
 
 
+@pytest.mark.slow
 def test_clients_that_only_one_of_two_has_are_counted(tmp_path: Path) -> None:
     """The third client has no value with Ditto in seed 1, so the printed means differ by more than the difference."""
     counts = {"local": [[(5, 10), (6, 10), (1, 10)]] * 3, "ditto": [[(6, 10), (8, 10), (4, 10)]] * 3}

@@ -12,6 +12,8 @@ from pflsim.analysis.runs import Run
 from pflsim.analysis.tables import Format, Table, as_csv, drawn, numbers, render
 from pflsim.records.summary import Choice
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Run]:

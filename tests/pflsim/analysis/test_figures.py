@@ -25,6 +25,8 @@ from pflsim.cli import main
 from pflsim.errors import SettingsError
 from pflsim.terminal.identity import identity
 
+pytestmark = pytest.mark.slow
+
 GAINS = {
     "local": (0, 0, 0), "fedrep": (10, 11, 12), "ifca": (1, 9, 20), "ditto": (0, 0, 0), "fedavg": (-9, -8, -9),
     "apfl": (-1, -1, -2), "pfedme": (4, 5, 4),

@@ -28,6 +28,8 @@ from pflsim.analysis.tables import forest_text, render
 from pflsim.cli import main
 from pflsim.terminal.identity import MARKS, identity
 
+pytestmark = pytest.mark.slow
+
 OTHERS = ["fedrep", "ifca", "fedavg", "ditto", "pfedme", "scaffold"]
 finite = st.floats(-80, 80).map(lambda x: round(x, 3))
 

@@ -27,6 +27,8 @@ from pflsim.records.trace import RoundMatrices, write_matrices
 from pflsim.terminal.identity import identity
 from pflsim.types import Axis, Matrix
 
+pytestmark = pytest.mark.slow
+
 TESTS = 20
 """Test examples of every client."""
 ALL, MORE, EACH = (f'aria-label="{name}"' for name in ("All numbers", "More numbers", "Values of each client"))
@@ -291,7 +293,6 @@ def test_what_users_wrote_is_escaped(tmp_path: Path) -> None:
     assert "&lt;b&gt;mine&lt;/b&gt; &amp; &#34;his&#34;" in page and "run &lt;script&gt;" in page
 
 
-@pytest.mark.slow
 def test_pictures_are_in_the_page(tmp_path: Path) -> None:
     columns = {"label": "use", "client": "district", "features": ["age", "urban"]}
     make_run(tmp_path / "a", [[(5, 10), (9, 10)]], parts={"data": columns})
@@ -424,7 +425,6 @@ def test_a_grid_has_a_cell_for_every_setting(grid: str) -> None:
     assert [int(shade) for _, shade, *_ in cells[:4]] == [37, 0, 55, 18]
 
 
-@pytest.mark.slow
 def test_unlike_runs_have_a_section_for_each_set(tmp_path: Path) -> None:
     """Two methods on each of two partitions; one page with two comparisons."""
     for number in range(2):
@@ -439,7 +439,6 @@ def test_unlike_runs_have_a_section_for_each_set(tmp_path: Path) -> None:
     assert "forest study" not in one and 'id="table-1"' not in one
 
 
-@pytest.mark.slow
 def test_a_study_of_tune_has_its_trials_and_the_chosen_values(tmp_path: Path) -> None:
     for number, right in enumerate((4, 7, 6)):
         counts = [[(right, 10)] * 2]
@@ -460,7 +459,6 @@ def test_a_study_of_tune_has_its_trials_and_the_chosen_values(tmp_path: Path) ->
     assert [bool(ring) for _, ring in dots] == [False, True, False] and dots[1][0] == "lr=0.2"
 
 
-@pytest.mark.slow
 def test_a_grid_of_different_partitions_is_not_ranked(tmp_path: Path) -> None:
     for number in range(8):
         alpha = {"partition": {"alpha": number + 1.0}}

@@ -14,6 +14,8 @@ from pflsim.analysis.groups import group_runs
 from pflsim.analysis.runs import incomplete, read_run
 from pflsim.cli import main
 
+pytestmark = pytest.mark.slow
+
 
 def page(*arguments: object) -> str:
     out = Path(str(arguments[0])).parent / "page.html"

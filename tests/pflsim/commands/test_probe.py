@@ -19,6 +19,8 @@ from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import SettingsError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(("seconds", "rounds"), [(float("inf"), 20), (112, 20), (62, 10), (0.1, 0)])
 def test_rounds_that_fit_into_a_time(seconds: float, rounds: int) -> None:

@@ -25,6 +25,8 @@ from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
 from pflsim.terminal.sweep_table import SweepTable
 
+pytestmark = pytest.mark.slow
+
 WORDS = ("method=fedprox,local", "clients=4")
 SHORT = (*WORDS, "--trials", "4", "--seeds", "1")
 Score = Callable[[Settings], int]
@@ -170,7 +172,6 @@ def test_the_space_of_a_class_of_ones_own(python: bool, mine: Path) -> None:
     assert own.first_point() == {"method.mu": 0.1} and own.settings({"method.mu": 2.0}).method["mu"] == 2.0
 
 
-@pytest.mark.slow
 def test_every_method_has_a_space_that_its_settings_accept() -> None:
     names = ",".join(sorted(file.stem for file in (CONFIGS / "method").glob("*.yaml")))
     spaces = {method.name: set(method.space) for method in found(f"method={names}")}
@@ -194,7 +195,6 @@ def test_suggestions_are_in_the_space(study: Callable[..., int]) -> None:
     assert sum(distances[11:]) / 7 < sum(distances[:11]) / 11  # it maximises
 
 
-@pytest.mark.slow
 def test_every_suggestion_has_a_seed_of_its_own(study: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
     sampler, seeds = optuna.samplers.TPESampler, list[int]()
 
@@ -246,7 +246,6 @@ def test_equal_budgets_and_the_choice_by_validation(study: Callable[..., int]) -
     assert {run.seed for run in ran if "trials" in str(run.run_dir)} == {4}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("at_once", [1, 3])
 def test_a_study_that_is_stopped_has_the_same_number_of_trials_and_no_point_twice(
     at_once: int, study: Callable[..., int]
@@ -265,7 +264,6 @@ def test_a_study_that_is_stopped_has_the_same_number_of_trials_and_no_point_twic
         assert points("stopped") == points("straight")
 
 
-@pytest.mark.slow
 def test_the_end_of_the_journal_may_be_missing(study: Callable[..., int]) -> None:
     """A process was killed while it wrote, or the disk was full."""
     assert study("straight", fake()) == 0 and study("cut", fake(stop_after=3)) == 130
@@ -276,7 +274,6 @@ def test_the_end_of_the_journal_may_be_missing(study: Callable[..., int]) -> Non
     assert points("cut") == points("straight")
 
 
-@pytest.mark.slow
 def test_a_finished_study_runs_nothing_again(study: Callable[..., int]) -> None:
     assert study("study", fake()) == 0
     page, ran = Path("study/tuned.md").read_text(), list[Settings]()
@@ -299,7 +296,6 @@ def test_failed_trials_count_and_are_not_chosen(study: Callable[..., int], capsy
     assert study("study", fake(lambda settings: 999)) == 1 and trials("study") == before  # they stay failed
 
 
-@pytest.mark.slow
 def test_another_command_is_refused(study: Callable[..., int], refused: Callable[..., str]) -> None:
     assert study("study", fake(stop_after=0), *SHORT) == 130
     assert study("study", fake(stop_after=0), *SHORT, "sweep.parallel=3", "progress=none") == 130
@@ -329,7 +325,6 @@ def test_the_tables(study: Callable[..., int], capsys: pytest.CaptureFixture[str
     assert page.count("| Local") == 2  # tuned, and compared
 
 
-@pytest.mark.slow
 def test_runs_of_the_chosen_values_may_be_longer(study: Callable[..., int]) -> None:
     ran = list[Settings]()
     words = (*WORDS, "rounds=4", "search.fedprox.mu=null", "search.lr=[0.1,0.02]", "--rounds", "9")

@@ -209,6 +209,7 @@ def test_equal_rows_in_training_and_test_are_counted(
     assert len(found.notes) == bool(copied) and (f"{copied} of {len(test)}" in " ".join(found.notes)) == bool(copied)
 
 
+@pytest.mark.slow
 def test_a_run_is_called_after_its_file_and_warns_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Labels from 1 leave class 0 empty; in 0..255, floats are not scaled."""
     x, y = np.concatenate([X] * 10).astype(np.float32), np.concatenate([Y] * 10) + 1

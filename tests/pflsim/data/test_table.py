@@ -81,6 +81,7 @@ def test_inputs_are_those_of_the_training_rows(fit: str) -> None:
     assert dataset.y.tolist() == (frame["readmitted"] == "yes").astype(int).tolist()
 
 
+@pytest.mark.slow
 def test_a_client_with_a_number_for_a_name_is_found_by_it() -> None:
     frame = visits()
     frame["hospital"] = frame["hospital"].map({name: i + 1 for i, name in enumerate(sorted({*frame["hospital"]}))})
@@ -114,6 +115,7 @@ def test_the_order_of_rows_changes_nothing_but_their_numbers() -> None:
 COUNTS = ("split.train=9", "split.test=9")
 
 
+@pytest.mark.slow
 def test_what_is_given_stays() -> None:
     _, _, settings = federation(*OF_CLIENTS, "model=linear", "partition=iid", "split=counts", "clients=4", *COUNTS)
     assert (settings.clients, settings.model["hidden"], settings.split["train"]) == (4, [], 9)
@@ -163,6 +165,7 @@ def test_numbers_that_are_categories_and_chosen_features() -> None:
         federation("data.label=n", f"data.path={components.keep_object('t', frame)}", "partition=iid")
 
 
+@pytest.mark.slow
 def test_a_run_of_a_frame_and_its_model(here: Path) -> None:
     frame = visits()
     run = pflsim.run(data=table(frame, name="visits"), run_dir="run", **SMALL)
