@@ -149,10 +149,9 @@ def axis(values: Iterable[float], least: float = 0.0, count: int = 4, pad: float
     low, high = min(found), max(found)
     more = max(least or 1e-3 * max(abs(low), abs(high), 1e-9), high - low) * (1 + 2 * pad) - (high - low)
     low, high = low - more / 2, high + more / 2
-    ticks = MaxNLocator(round(1.6 * count), steps=[1, 2, 5, 10]).tick_values(
-        max(low, 0) if min(found) >= 0 else low, high
-    )
-    return Axis(low, high, tuple(round(tick, 12) for tick in ticks.tolist() if low <= tick <= high))
+    first = max(low, 0) if min(found) >= 0 else low
+    ticks = map(float, MaxNLocator(round(1.6 * count), steps=[1, 2, 5, 10]).tick_values(first, high))
+    return Axis(low, high, tuple(round(tick, 12) for tick in ticks if first <= tick <= high))
 
 
 def log_axis(values: Iterable[float]) -> Axis:
@@ -167,4 +166,4 @@ def log_axis(values: Iterable[float]) -> Axis:
     more = max(0.06 * (high - low), 0.2, 0.35 - (high - low) / 2)  # so that there are at least two ticks
     low, high = low - more, high + more
     ticks = LogLocator(subs=(1, 2, 5) if high - low < 2.7 else (1,), numticks=99).tick_values(10**low, 10**high)
-    return Axis(low, high, tuple(tick for tick in ticks.tolist() if low <= math.log10(tick) <= high), log=True)
+    return Axis(low, high, tuple(tick for tick in map(float, ticks) if low <= math.log10(tick) <= high), log=True)

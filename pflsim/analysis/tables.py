@@ -192,7 +192,7 @@ def _record(comparison: Comparison, row: Row, settings: list[str]) -> dict[str, 
         "target": comparison.target,
         "seeds_reaching_target": row.reached,
         **dict(figures[-4:]),
-        **{f"{start}{key}": value for start, *each in families for key, value in difference(*each).items()},
+        **{f"{start}{key}": value for start, each, d in families for key, value in difference(each, d).items()},
         "identical_to": "; ".join(same),
     }
 
