@@ -99,7 +99,7 @@ def test_a_word_for_missing_among_names_is_asked_about(key: str, word: str) -> N
         read(frame, **group)
     remedy = shlex.split(str(error.value).partition(f"{word}: ")[2].partition(" leaves")[0])
     words = [*WORDS, *(["data.group=g"] if group else []), *remedy]
-    assert len(load_federation(settings_of(*words))[0].y) == N * 3 // 4
+    assert len(load_federation(settings_of(*words, "clients=3", "partition=iid"))[0].y) == N * 3 // 4
     assert len(read(frame, **group, missing=[word.lower()]).y) == N * 3 // 4
     assert len(read(frame, **group, missing=[]).y) == N
 
