@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -228,7 +229,9 @@ def parse(overrides: Iterable[str]) -> dict[str, Any]:
     Raises:
         SettingsError: one is not of the form KEY=VALUE.
     """
-    parser, found = OverridesParser.create(), dict[str, Any]()
+    options = groups_in([CONFIGS])
+    loader = SimpleNamespace(get_group_options=lambda group, results_filter: options.get(group, []))  # for glob(*)
+    parser, found = OverridesParser.create(typing.cast(Any, loader)), dict[str, Any]()
     for text in overrides:
         key, equals, value = text.partition("=")
         quoted = value.replace("'", "\\'")
@@ -242,7 +245,7 @@ def parse(overrides: Iterable[str]) -> dict[str, Any]:
                 (override,) = parser.parse_overrides([f"{key}='{quoted}'"])
         except (OverrideParseException, ValueError) as error:  # also too many digits
             why = str(getattr(error, "message", error)).partition("\n")[0]
-            groups = [group for group, names in groups_in([CONFIGS]).items() if group in COMPONENTS and text in names]
+            groups = [group for group in COMPONENTS if text in options[group]]
             hint = f"; did you mean {groups[0]}={text}?" if groups else f" ({why})"
             raise SettingsError(f"{shortened(text)} is not of the form KEY=VALUE or GROUP=NAME{hint}") from error
         if override.is_hydra_override():

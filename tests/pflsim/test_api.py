@@ -63,6 +63,7 @@ def test_sections_and_sweeps() -> None:
     assert values_of(named) == {"method": "ditto", "method.lam": 0.5, "split.validation": 0}
     parts = values_of({"split": [{"validation": 0}, {"validation": 0.5}]}, sweep=True)
     assert [settings_of(**job).split["validation"] for job in sweep(parts)] == [0, 0.5]
+    assert parse(["method=glob(fedpr*)", "seed=range(2)"]) == {"method": ["fedproto", "fedprox"], "seed": [0, 1]}
     with refusing("seed"):
         values_of({"seed": [1, 1]}, sweep=True)
     with refusing("split"):
