@@ -15,7 +15,7 @@ for setting in UV_DEFAULT_INDEX:index-url UV_INDEX:extra-index-url UV_FIND_LINKS
   value=$$(echo "$$config" | sed -nE "s/^[^.]*\.$${setting#*:}='(.*)'$$/\1/; T; s/\\\\n/ /g; p; q"); \
   [ -z "$$value" ] || [ -n "$$(printenv $${setting%:*})" ] || export $${setting%:*}="$$value"; \
 done; \
-PATH="$$PATH:$(1)/bin" uv pip install --python $(1)/bin/python --index-strategy unsafe-best-match $(2)
+PATH="$$PATH:$(1)/bin" uv pip install --compile-bytecode --python $(1)/bin/python --index-strategy unsafe-best-match $(2)
 @touch $@
 endef
 
@@ -32,7 +32,7 @@ endef
 run: .venv/.runtime  ## the default experiment, or make run ARGS="method=fedavg rounds=5"
 	$(BIN)/python launch.py $(ARGS)
 
-PYTEST = $(BIN)/python -m pytest --numprocesses auto --dist loadgroup
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses auto --dist loadgroup
 
 test: .venv/.installed  ## the tests that decide whether results are right
 	$(PYTEST) -m "not slow" $(ARGS)

@@ -152,8 +152,6 @@ def overrides(case: Case, way: str, rounds: int, root: str, quick: bool = False)
 
 def settings_of(lines: Sequence[str]) -> Settings:
     """Return the settings of a command line, as launch.py composes them."""
-    from pflsim.config.compose import CONFIGS, composed, composing, to_settings
+    from pflsim.config.compose import CONFIGS, composed, parse, to_settings
 
-    folders = [CONFIGS, ROOT / "benchmarks" / "configs"]
-    with composing(folders):
-        return to_settings(composed(lines, folders))
+    return to_settings(composed(parse(lines), [CONFIGS, ROOT / "benchmarks" / "configs"]))

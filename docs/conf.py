@@ -18,7 +18,7 @@ from latex2mathml.converter import convert
 from sphinx.application import Sphinx
 from sphinx.ext.napoleon.docstring import GoogleDocstring
 
-from pflsim.cli import ANALYSIS, main
+from pflsim.cli import COMMANDS, main
 from pflsim.terminal.identity import identity
 
 HERE = Path(__file__).parent
@@ -40,7 +40,7 @@ GENERATED.mkdir(exist_ok=True)
 for notebook in (ROOT / "examples").glob("*.ipynb"):
     shutil.copy2(notebook, GENERATED)
 sys.argv[0], os.environ["COLUMNS"] = "pflsim", "90"  # what the help calls the program, and its width
-for command in ("", *ANALYSIS):
+for command in ("", *COMMANDS):
     with redirect_stdout(StringIO()) as said, suppress(SystemExit):
         main([*command.split(), "--help"])
     lines = [fill(line, 96, subsequent_indent=" " * second_column(line)) for line in said.getvalue().splitlines()]

@@ -1,14 +1,11 @@
-"""Loads models from a run folder, and writes them as programs of torch.export and as safetensors.
-
-`export RUN --client 3` writes client_3.pt2 and client_3.safetensors. `torch.export.load("client_3.pt2").module()` maps
-examples [B, ...] as the data source gives them to scores [B, C], without pflsim.
-"""
+"""Loads models from a run folder, and writes them as programs of torch.export and as safetensors."""
 
 from __future__ import annotations
 
+import argparse
 import io
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, redirect_stderr
 from dataclasses import replace
 from functools import cached_property, partial
@@ -40,7 +37,6 @@ from pflsim.records.trace import write_tensors
 from pflsim.seeding import seeded_global
 from pflsim.servers.base import ServerRule
 from pflsim.tasks.task import Task
-from pflsim.terminal.exit_status import command_parser, exit_status
 from pflsim.types import ModelKind
 
 
@@ -267,33 +263,30 @@ def write(model: LoadedModel, folder: Path, name: str) -> tuple[Path, int]:
     return folder / f"{name}.pt2", len(state)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Returns:
-        The exit status.
-    """
-    parser = command_parser("export", __doc__)
-    add = parser.add_argument
+def options(add: Callable[..., Any]) -> None:
+    """Add the options of the command."""
     add("run", type=Path, metavar="RUN", help="the run folder; the run may still be running")
     add("--client", metavar="N", help="id or name, several ids with commas (1,2,5), or all; default: the global model")
     add("--round", metavar="ROUND", help="best, last or a number; default: best, or last if best was not saved")
     whose = "the client's model or the server's; default: the reported model"
     add("--model", choices=["personal", "global"], help=whose)
     add("--out", type=Path, metavar="DIR", help="the folder to write to; default: RUN/export")
-    given = parser.parse_args(arguments)
 
-    def export() -> None:
-        for path, tensors, round_number in exported(given.run, given.client, given.round, given.model, given.out):
-            print(f"{path}, {path.stem}.safetensors: {tensors} tensors of round {round_number}")
 
-    return exit_status(export)
+def execute(given: argparse.Namespace) -> None:
+    """Write models from a run folder as programs of torch.export and as safetensors.
+
+    `export RUN --client 3` writes client_3.pt2 and client_3.safetensors. `torch.export.load("client_3.pt2").module()`
+    maps examples [B, ...] as the data source gives them to scores [B, C], without pflsim.
+    """
+    for path, tensors, round_number in exported(given.run, given.client, given.round, given.model, given.out):
+        print(f"{path}, {path.stem}.safetensors: {tensors} tensors of round {round_number}")
 
 
 def exported(
     run: Path, clients: str | None, round_name: str | None, model: ModelKind | None, out: Path | None
 ) -> Iterator[tuple[Path, int, int]]:
-    """Write models of a run, see `main`; yields the file of each program, its number of tensors, and their round."""
+    """Write models of a run, see `options`; yields the file of each program, its number of tensors, and their round."""
     saved = SavedModels(run, round_name)
     for client in _clients(clients, saved):
         loaded = saved.load(client, model)

@@ -28,7 +28,7 @@ from pflsim.config.components import component_name, resolve, targets_of
 from pflsim.config.compose import CONFIGS
 from pflsim.config.names import listed
 from pflsim.config.settings import Settings
-from pflsim.config.validate import Bounds
+from pflsim.config.validate import bounded
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Examples, Partition
 from pflsim.errors import SettingsError, in_one_line
@@ -60,7 +60,7 @@ def fitted(models: Sequence[partial[Net]], dataset: Dataset, settings: Settings)
             )
         if dataset.tokens is not None:
             size = model.keywords.get("vocabulary") or dataset.tokens
-            Bounds(dataset.tokens)("model.vocabulary", size)
+            bounded("model.vocabulary", size, dataset.tokens)
             model = partial(model, vocabulary=size)
         if dataset.fields:
             if model.func is not own_net:

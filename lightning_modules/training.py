@@ -8,7 +8,7 @@ from typing import Literal
 
 from lightning_modules.optimizers import OptimizerChoice
 from pflsim.config.settings import Settings
-from pflsim.config.validate import non_negative, stable_penalty
+from pflsim.config.validate import bounded, stable_penalty
 from pflsim.errors import SettingsError
 from pflsim.tasks.task import Task
 from pflsim.types import Buffers, Precision
@@ -113,7 +113,7 @@ class Training:
             SettingsError: the value is negative, or so large that training would diverge.
         """
         if self.optimizer.name != "sgd":
-            return non_negative(name, value)
+            return bounded(name, value, 0)
         return stable_penalty(name, value, self.lr, self.momentum)
 
     def require_plain_sgd(self, method: str) -> None:

@@ -60,7 +60,7 @@ def run(
 
             - `model`: a class or function that returns a `torch.nn.Module`.
             - `data`: a `pflsim.Table`, a `pflsim.data.dataset.Dataset`, or a pair of training and test data (see
-              `pflsim.data.sources.own.as_dataset`).
+              `pflsim.data.sources.own.as_dataset`); frames of pandas are tables with the label `label`.
             - `method`: a `ClientModule` class, or a pair of it and a `ServerRule` class.
             - `task["loss"]` and the entries of `eval["metrics"]`: functions `(scores, targets)`, modules and metrics.
             - `partition`: a partition rule, or the rows of every client: `{"train": [...], "test": [...]}`.
@@ -74,26 +74,29 @@ def run(
     """
     from pflsim.analysis.runs import read_run
 
-    (folder,) = _run(_texts(settings, overrides), config_dirs, callbacks, multirun=False)
+    (folder,) = _run(_values(settings, overrides), config_dirs, callbacks, multirun=False)
     return read_run(folder)
 
 
-def _texts(settings: Mapping[str, Any], overrides: Sequence[str], sweep: bool = False) -> list[str]:
-    """Return all settings as on the command line; with `sweep`, lists are those of several runs."""
-    from pflsim.commands.overrides import overrides_of
+def _values(settings: Mapping[str, Any], overrides: Sequence[str], sweep: bool = False) -> dict[str, Any]:
+    """Return all settings by dotted key; with `sweep`, lists are those of several runs."""
+    from pflsim.commands.overrides import values_of
+    from pflsim.config.compose import parse
 
-    return [*overrides_of(settings, sweep), *overrides]
+    return values_of(settings, sweep) | parse(overrides)
 
 
-def _run(texts: list[str], config_dirs: Iterable[str | Path], callbacks: Iterable[Any], multirun: bool) -> list[Path]:
+def _run(
+    values: Mapping[str, Any], config_dirs: Iterable[str | Path], callbacks: Iterable[Any], multirun: bool
+) -> list[Path]:
     """Run one or several runs and return their folders."""
     from pflsim.commands.sweep import run_all
     from pflsim.config.compose import config_folders, configs
     from pflsim.progress import watched
 
     done: list[Path] = []
-    with watched(texts):
-        jobs, found = configs(texts, multirun, config_folders([*map(str, config_dirs)]))
+    with watched(values.get("progress")):
+        jobs, found = configs(values, multirun, config_folders(config_dirs))
         run_all(jobs, found, done, callbacks=callbacks)
     return done
 
@@ -120,7 +123,7 @@ def sweep(
         SettingsError: a setting is wrong; nothing was started.
         RunError: a run ended early; the others were run.
     """
-    return load(_run(_texts(settings, overrides, sweep=True), config_dirs, [*callbacks], multirun=True))
+    return load(_run(_values(settings, overrides, sweep=True), config_dirs, [*callbacks], multirun=True))
 
 
 def tune(
@@ -156,8 +159,8 @@ def tune(
     """
     from pflsim.commands.tune import run_study
 
-    options = {"trials": trials, "seeds": seeds, "rounds": rounds, "config_dir": [*map(str, config_dirs)]}
-    return load(run_study(Path(into), {"settings": _texts(settings, overrides, sweep=True), **options}))
+    options = {"trials": trials, "seeds": seeds, "rounds": rounds, "config_dir": config_dirs}
+    return load(run_study(Path(into), {"settings": _values(settings, overrides, sweep=True), **options}))
 
 
 def probe(
@@ -188,8 +191,8 @@ def probe(
     """
     from pflsim.commands.probe import run_probe
 
-    options = {"seeds": seeds, "minutes": minutes, "config_dir": [*map(str, config_dirs)]}
-    return run_probe(Path(into), {"settings": _texts(settings, overrides), **options})
+    options = {"seeds": seeds, "minutes": minutes, "config_dir": config_dirs}
+    return run_probe(Path(into), {"settings": _values(settings, overrides), **options})
 
 
 def partition(
@@ -209,11 +212,11 @@ def partition(
     Raises:
         SettingsError: a setting is wrong, or the folder has a partition.
     """
-    from pflsim.cli import checked
+    from pflsim.config.compose import composed, config_folders, to_settings
     from pflsim.data.record import write_federation
 
-    (found,) = checked(_texts(settings, overrides), False, [*map(str, config_dirs)])
-    return write_federation(found, Path(into))[1]
+    found = composed(_values(settings, overrides), config_folders(config_dirs))
+    return write_federation(to_settings(found), Path(into))[1]
 
 
 def export(
@@ -272,19 +275,18 @@ def resume(
         RunError: the run ended early.
     """
     from pflsim.analysis.runs import Run, read_run
-    from pflsim.commands.overrides import overrides_of
+    from pflsim.commands.overrides import values_of
     from pflsim.commands.resume import resume_run
     from pflsim.config.components import COMPONENTS
     from pflsim.config.compose import config_folders
     from pflsim.progress import watched
 
     objects = {*COMPONENTS, "task", "eval"}
-    given = overrides_of({key: value for key, value in settings.items() if key in objects})
+    given = values_of({key: value for key, value in settings.items() if key in objects})
     others = {key: value for key, value in settings.items() if key not in objects or isinstance(value, str)}
-    texts = [*overrides_of(others), *overrides]
-    folder = str(run.folder if isinstance(run, Run) else run)
-    with watched(texts):
-        return read_run(resume_run(folder, texts, config_folders([]), callbacks=callbacks, given=given))
+    values, folder = _values(others, overrides), str(run.folder if isinstance(run, Run) else run)
+    with watched(values.get("progress")):
+        return read_run(resume_run(folder, values, config_folders([]), callbacks=callbacks, given=given))
 
 
 def load(runs: str | Path | Iterable[str | Path]) -> Runs:

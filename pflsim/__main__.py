@@ -8,7 +8,7 @@ def main() -> int:
     """Run the command line, and say what takes long, from its imports on."""
     from pflsim.progress import doing, watched
 
-    with watched(sys.argv):
+    with watched(next((text.removeprefix("progress=") for text in sys.argv if text.startswith("progress=")), None)):
         doing("starting")
         from pflsim.cli import run
 

@@ -9,6 +9,7 @@ import argparse
 import faulthandler
 import gc
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Sequence
@@ -17,12 +18,12 @@ from pathlib import Path
 from typing import NoReturn, cast
 
 from pflsim.commands.sweep import LIGHT, run_all
+from pflsim.config import validate
 from pflsim.config.checks import check_sweep
-from pflsim.config.compose import as_yaml, composed, composing, config_folders, configs, parse, to_settings
+from pflsim.config.compose import as_yaml, composed, config_folders, configs, parse, to_settings
 from pflsim.config.help import usage
 from pflsim.config.names import program
 from pflsim.config.settings import Settings
-from pflsim.config.validate import check_no_password
 from pflsim.errors import RunError, SettingsError
 from pflsim.terminal.exit_status import exit_status
 
@@ -30,7 +31,7 @@ RESUME = "resume="
 INTO = "into="
 PARTITION = "partition"
 """Command that partitions the data without a run."""
-ANALYSIS = {
+COMMANDS = {
     "compare": "pflsim.analysis.compare",
     "report": "pflsim.analysis.report",
     "figures": "pflsim.analysis.figures",
@@ -40,7 +41,7 @@ ANALYSIS = {
     "tune": "pflsim.commands.tune",
     "probe": "pflsim.commands.probe",
 }
-"""Commands with options of their own, and the modules whose `main` they call."""
+"""Commands, and their modules: `options` adds the options of a command, `execute` runs it and describes it."""
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -73,10 +74,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0 for success, 1 if a run fails, 2 if a setting is wrong, 128 + n if signal n stops the run.
     """
     words = sys.argv[1:] if arguments is None else arguments
-    if words and words[0] in ANALYSIS:
-        return exit_status(lambda: importlib.import_module(ANALYSIS[words[0]]).main(words[1:]))
+    if words and words[0] in COMMANDS:
+        return exit_status(lambda: _command(*words))
     partition = words[:1] == [PARTITION]
     return exit_status(lambda: _execute(_options(words[partition:]), partition))
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Raise an error in one line, without the usage."""
+        raise SettingsError(f"{message}; see {self.prog} --help")
+
+
+def _command(name: str, *words: str) -> int | None:
+    module = importlib.import_module(COMMANDS[name])
+    parser = _Parser(
+        prog=f"{program()} {name}",
+        description=inspect.getdoc(module.execute),
+        epilog=getattr(module, "EXAMPLES", "").format(program=program()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    module.options(parser.add_argument)
+    return module.execute(parser.parse_intermixed_args(words))
 
 
 def _execute(options: argparse.Namespace, partition: bool) -> int:
@@ -93,9 +113,9 @@ def _execute(options: argparse.Namespace, partition: bool) -> int:
         from pflsim.commands.resume import resume_run
 
         name = _resumed_folder(asked, options.multirun or bool(options.cfg))
-        resume_run(name, [text for text in overrides if text not in asked], folders, own_process=True)
+        resume_run(name, parse(text for text in overrides if text not in asked), folders, own_process=True)
         return 0
-    jobs, found = configs(overrides, options.multirun, folders)
+    jobs, found = configs(parse(overrides), options.multirun, folders)
     if options.cfg:
         for config in found:
             print(as_yaml(config, options.resolve), end="")
@@ -119,27 +139,25 @@ def checked(overrides: Sequence[str], multirun: bool, config_dirs: Sequence[str]
     Raises:
         SettingsError: a setting is wrong.
     """
-    folders, texts = config_folders(config_dirs), list(overrides)
-    others = [text for text in texts if not text.startswith(RESUME)]
-    if len(others) < len(texts):
-        from pflsim.records.saved_settings import changed, without_changed_code
+    folders, asked = config_folders(config_dirs), [text for text in overrides if text.startswith(RESUME)]
+    values = parse(text for text in overrides if text not in asked)
+    if asked:
+        from pflsim.records.saved_settings import CHANGED_CODE, changed
 
-        _resumed_folder([text for text in texts if text.startswith(RESUME)], multirun)
-        others, _ = without_changed_code(others)
-        known = [text for text in others if not text.startswith("data.")]  # only the run folder knows the data set
-        with composing(folders):
-            given = to_settings(composed(known, folders))
-            changed(given, given, [str(override.key_or_group) for override in parse(known)])
+        _resumed_folder(asked, multirun)
+        validate.checked(CHANGED_CODE, bool, values.pop(CHANGED_CODE, False))
+        known = {key: value for key, value in values.items() if not key.startswith("data.")}  # of the run folder's data
+        given = to_settings(composed(known, folders))
+        changed(given, given, [*known])
         return []
-    jobs, found = configs(texts, multirun, folders)
+    jobs, found = configs(values, multirun, folders)
     runs = [to_settings(config) for config in found]
     check_sweep(runs, jobs)
     return runs
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.error = _usage_error  # type: ignore[method-assign, assignment]
+    parser = _Parser(program(), add_help=False, allow_abbrev=False)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("-m", "--multirun", action="store_true")
@@ -153,14 +171,10 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _usage_error(message: str) -> NoReturn:
-    raise SettingsError(f"{message}; see {program()} --help")
-
-
 def _resumed_folder(asked: Sequence[str], sweep: bool) -> str:
     """Return the folder or URL of the only resume= on the command line."""
     for text in asked:
-        check_no_password(text.removeprefix(RESUME))
+        validate.check_no_password(text.removeprefix(RESUME))
     if sweep or len({*asked}) > 1:
         raise SettingsError(f"{' '.join(asked)}: resume one run at a time, without -m and --cfg")
     return asked[0].removeprefix(RESUME)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -15,15 +15,11 @@ _doing, _due = "", 0.0
 
 
 @contextmanager
-def watched(words: Iterable[str]) -> Iterator[None]:
-    """Print lines about what takes long inside the block, unless a setting of it asks for no such output.
-
-    Args:
-        words: the settings as on the command line.
-    """
+def watched(progress: str | None) -> Iterator[None]:
+    """Print lines about what takes long inside the block, unless the setting `progress` asks for no such output."""
     stop = threading.Event()
     doing("")
-    if not {"progress=quiet", "progress=none"} & {*words}:
+    if progress not in ("quiet", "none"):
         threading.Thread(target=_watch, args=(stop,), daemon=True).start()
     try:
         yield

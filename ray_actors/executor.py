@@ -24,7 +24,7 @@ from lightning_modules.hosts.base_executor import BaseExecutor, PreparedRun
 from lightning_modules.hosts.client_factory import InitialStates
 from lightning_modules.hosts.failures import Failure
 from pflsim.engine.diagnostics import RoundDiagnostics
-from pflsim.engine.execution import ClientTask, EvalRequest, NodeLost, Sent, Trained, TrainTask
+from pflsim.engine.execution import ClientTask, EvalRequest, NodeLost, Sent, StatesLost, Trained, TrainTask
 from pflsim.errors import ClientError, RunError, ServerError
 from pflsim.messages import Message, Uplink
 from pflsim.records.checkpoint_write import to_containers
@@ -176,17 +176,19 @@ class RayExecutor(BaseExecutor[ObjectRef]):
         places = ", ".join(f"{number} on {node}" for node, number in sorted(nodes.items()))
         logger.info(f"client actors: {places}; driver and server on {ray.util.get_node_ip_address()}")
 
-    def recover(self) -> bool:
-        """Wait until Ray has restarted the actors of a lost node; returns whether all states are intact."""
+    def recover(self) -> None:
+        """Wait until Ray has restarted the actors of a lost node.
+
+        Raises:
+            RunError: the other nodes have no room; `StatesLost` if some states are lost.
+        """
         self._log_places(self._prepare())
         try:
             # The locations that Ray reports are not enough: it may give an object up that has another copy.
             for ref in {*(ref for ref, _ in self.states.values()), *self.server.state.ref}:
                 ray.get(ref, timeout=FETCH_TIMEOUT_S)
         except (exceptions.ObjectLostError, exceptions.GetTimeoutError):
-            self.states, self.server.state = {}, ServerState(0)
-            return False
-        return True
+            raise StatesLost("states were lost with a node") from None
 
     def send(self, clients: Sequence[int], joining: bool = False) -> Sent[ObjectRef]:
         """Have the server make the downlinks of these clients; the driver gets references and sizes."""

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,10 +22,9 @@ from pflsim.config.settings import Settings, swept
 from pflsim.config.validate import is_url
 from pflsim.data.record import record_names, write_partition
 from pflsim.engine.callbacks import Callbacks
-from pflsim.engine.execution import Executor, NodeLost
+from pflsim.engine.execution import Executor, NodeLost, StatesLost
 from pflsim.engine.interrupts import Interrupts, Stopped
-from pflsim.engine.recovery import MAX_NODE_LOSSES
-from pflsim.engine.simulation import Simulation
+from pflsim.engine.simulation import MAX_NODE_LOSSES, Simulation
 from pflsim.errors import DivergenceError, RunError, SettingsError, in_one_line
 from pflsim.records.checkpoint_read import Checkpoint
 from pflsim.records.environment import check_code, write_environment
@@ -98,7 +98,8 @@ class Runner:
                 _write_partition(folder, prepared)
                 save_frozen(folder, prepared.factory.nets())
                 copy = RemoteCopy(url, folder) if url else None
-                self._run_session(prepared, folder, make_executor, copy, called)
+                session = partial(self._run_session, prepared, folder, make_executor, copy, called)
+                self._until_it_ends(session, folder, settings, called)
         return folder
 
     def resume(
@@ -117,28 +118,49 @@ class Runner:
             RunError: see `run`.
         """
         with torch_defaults(), run_log(folder), run_lock(folder), self._stoppable(folder):
-            with self.interrupts.abandonable():
-                called = Callbacks(callbacks)
-                notes: list[str] = []
-                check_code(folder, settings, changed_code, notes.append)
-                prepared = prepare(settings)
-                make_executor = self._executor(prepared)
-                checkpoint = resume_point(prepared, folder, notes.append)
-                save_frozen(folder, prepared.factory.nets())
-                done = None if checkpoint is None else checkpoint.round
-                url = settings.run_dir
-                remote_copy = resumed_copy(url, folder, done) if url and is_url(url) else None
-                for note in notes:
-                    logger.warning(note)
-                remove_leftovers(folder)
-                name = f"environment-{2 + len([*folder.glob('environment-*.json')])}.json"
-                write_environment(folder, name, settings)
-                if not (folder / "partition.json").exists():
-                    _write_partition(folder, prepared)
-                saved = saved_settings(folder)
-                if (extended := replace(saved, rounds=settings.rounds, stop=settings.stop)) != saved:
-                    write_config(folder, asdict(extended))
-            return self._run_session(prepared, folder, make_executor, remote_copy, called, checkpoint)
+            called = Callbacks(callbacks)
+            session = partial(self._resume, folder, settings, called, changed_code)
+            return self._until_it_ends(session, folder, settings, called)
+
+    def _until_it_ends(
+        self, session: Callable[[], Summary], folder: Path, settings: Settings, callbacks: Callbacks
+    ) -> Summary:
+        """Run a session, and resume from the newest checkpoint when states are lost with a node.
+
+        Raises:
+            RunError: see `run`.
+        """
+        for _ in range(MAX_NODE_LOSSES):
+            try:
+                return session()
+            except StatesLost as lost:
+                logger.warning(f"{lost}; the rounds after the newest checkpoint are repeated, and recorded again")
+            session = partial(self._resume, folder, settings, callbacks, True)
+        raise RunError(f"states were lost with a node, {MAX_NODE_LOSSES} times")
+
+    def _resume(self, folder: Path, settings: Settings, callbacks: Callbacks, changed_code: bool) -> Summary:
+        """Run the rounds after the newest checkpoint, see `resume`."""
+        with self.interrupts.abandonable():
+            notes: list[str] = []
+            check_code(folder, settings, changed_code, notes.append)
+            prepared = prepare(settings)
+            make_executor = self._executor(prepared)
+            checkpoint = resume_point(prepared, folder, notes.append)
+            save_frozen(folder, prepared.factory.nets())
+            done = None if checkpoint is None else checkpoint.round
+            url = settings.run_dir
+            remote_copy = resumed_copy(url, folder, done) if url and is_url(url) else None
+            for note in notes:
+                logger.warning(note)
+            remove_leftovers(folder)
+            name = f"environment-{2 + len([*folder.glob('environment-*.json')])}.json"
+            write_environment(folder, name, settings)
+            if not (folder / "partition.json").exists():
+                _write_partition(folder, prepared)
+            saved = saved_settings(folder)
+            if (extended := replace(saved, rounds=settings.rounds, stop=settings.stop)) != saved:
+                write_config(folder, asdict(extended))
+        return self._run_session(prepared, folder, make_executor, remote_copy, callbacks, checkpoint)
 
     def _run_session(
         self,
@@ -198,8 +220,10 @@ class Runner:
                     simulation.run()
             except BaseException as error:
                 logger.debug(f"the run ended: {error or type(error).__name__}")
-                console.end(tracker.close(complete=False), folder, resumable=not isinstance(error, DivergenceError))
-                self._close_ray()  # the current work of its actors is not needed any more
+                summary = tracker.close(complete=False)
+                if not isinstance(error, StatesLost):  # after which the next session begins
+                    console.end(summary, folder, resumable=not isinstance(error, DivergenceError))
+                    self._close_ray()  # the current work of its actors is not needed any more
                 raise
             summary = tracker.close(True, simulation.states_saved, simulation.stopped)
             console.end(summary, folder)

@@ -9,7 +9,7 @@ import shlex
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from pflsim.config.validate import is_url
 from pflsim.errors import RunError, SettingsError
 from pflsim.records.environment import CODE, JOB, code
 from pflsim.records.own_code import own_modules
-from pflsim.terminal.exit_status import command_parser, exit_status
 
 ADDRESS = "http://127.0.0.1:8265"
 ADDRESS_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
@@ -36,20 +35,9 @@ MAX_MIB = 80
 """Largest total size of the files. The dashboard accepts requests of up to 100 MiB."""
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the command.
-
-    Returns:
-        The exit status: 0, 1 if the cluster does not accept the job, 2 after an error in the settings.
-    """
-    options = _options(arguments)
-    return exit_status(lambda: _submit(options))
-
-
-def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    description = "Check the settings of a run, upload the working directory, and start the run as a job of Ray."
-    parser = command_parser("submit", description)
-    add, repeated = parser.add_argument, {"action": "append", "default": []}
+def options(add: Callable[..., Any]) -> None:
+    """Add the options of the command."""
+    repeated: dict[str, Any] = {"action": "append", "default": []}
     add("overrides", nargs="*", metavar="OVERRIDE", help="settings as for a run, or resume=FOLDER_OR_URL")
     add("-m", "--multirun", action="store_true", help="run all combinations of comma-separated values in one job")
     add("--config-dir", "-cd", metavar="DIR", **repeated, help="folder with more configs, in the working directory")
@@ -62,7 +50,6 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         help="another resource that the driver requests, to choose its node; may be repeated")  # fmt: skip
     add("--exclude", metavar="PATTERN", **repeated,
         help="names or paths that are not uploaded, such as '*.ipynb' or notes/old; may be repeated")  # fmt: skip
-    return parser.parse_intermixed_args(arguments)
 
 
 def resource(text: str) -> tuple[str, float]:
@@ -71,7 +58,8 @@ def resource(text: str) -> tuple[str, float]:
     return name, float(amount)
 
 
-def _submit(options: argparse.Namespace) -> None:
+def execute(options: argparse.Namespace) -> None:
+    """Check the settings of a run, upload the working directory, and start the run as a job of Ray."""
     from pflsim.cli import checked
 
     runs, root = checked(options.overrides, options.multirun, options.config_dir), Path.cwd()

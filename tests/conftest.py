@@ -26,9 +26,9 @@ install_import_hook(["pflsim.fusion", "lightning_modules.losses"], "beartype.bea
 
 
 @pytest.hookimpl(optionalhook=True)  # also without pytest-xdist
-def pytest_xdist_auto_num_workers() -> int:
-    """One process more than CPUs, up to four: tests that start programs mostly wait."""
-    return min(len(os.sched_getaffinity(0)) + 1, 4)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """As many processes as CPUs, up to four, and one more for slow tests: those that start programs mostly wait."""
+    return min(len(os.sched_getaffinity(0)) + (config.option.markexpr != "not slow"), 4)
 
 
 def pytest_collection() -> None:
@@ -62,12 +62,20 @@ MEASURED = {"limits", "tracking"}
 """Files with tests of the memory in use, and of the commit."""
 
 
+@cache
+def loader() -> Callable[..., object]:
+    """What loads the data sets of scikit-learn, each of which is read once."""
+    from pflsim.data.sources import scikit_learn
+
+    return cache(scikit_learn._load)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def short_runs(request: pytest.FixtureRequest) -> Iterator[None]:
     """Runs in this process leave out what would take a short one half of its time, where it is not in question.
 
-    They do not draw what is in their pictures, do not wait for the disk, ask git once, and do not add up the memory of
-    all processes. They do not say what takes long, which depends on the machine.
+    They do not draw what is in their pictures, do not wait for the disk, ask git once, read small data once, and do
+    not add up the memory of all processes. They do not say what takes long, which depends on the machine.
     """
     from pflsim.records import environment
 
@@ -75,6 +83,7 @@ def short_runs(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         patch.setattr("pflsim.progress.FIRST", 1e6)
+        patch.setattr("pflsim.data.sources.scikit_learn._load", loader())
         if name not in DRAWN:
             patch.setattr("matplotlib.figure.Figure.draw", lambda figure, renderer: None)
         if name not in MEASURED:

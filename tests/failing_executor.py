@@ -11,7 +11,7 @@ import torch
 from support import PLANNED, Records, World, agree, planned, states
 
 from lightning_modules.hosts.inline import InlineExecutor
-from pflsim.engine.execution import FaultRecorder, FinetuneTask, NodeLost, ReplyTask, TrainTask
+from pflsim.engine.execution import FaultRecorder, FinetuneTask, NodeLost, ReplyTask, StatesLost, TrainTask
 from pflsim.engine.interrupts import Interrupts
 from pflsim.engine.plan import RunPlan
 from pflsim.engine.simulation import Simulation
@@ -43,27 +43,22 @@ class Loss:
 
     call: str
     time: int = 1
-    keeps: bool = False
+    keeps: bool = True
     after: bool = False
     raises: Callable[[], BaseException] | None = None
 
 
 class Shaky:
-    """An executor in this process that loses its states; until it has recovered every call fails."""
+    """An executor in this process that loses a node; until it has recovered every call fails."""
 
     def __init__(self, made: World, losses: Sequence[Loss], rule: str = "abort"):
-        self.made, self.losses, self.rule = made, list(losses), rule
-        self.faults = FaultRecorder()
+        self.losses, self.faults = list(losses), FaultRecorder()
         self.calls: Counter[str] = Counter()
         self.log: list[str] = []
         self._clients_done: Callable[[int], None] = lambda done: None
         self._gone, self._kept = False, True
-        self._begin()
-
-    def _begin(self) -> None:
-        self.inner = InlineExecutor(self.made.on_error(self.rule))
+        self.inner = InlineExecutor(made.on_error(rule))
         self.inner.faults = self.inner.failure_policy.faults = self.faults
-        self.inner.clients_done = self._clients_done
         self.inner.start()
 
     @property
@@ -74,13 +69,11 @@ class Shaky:
     def clients_done(self, clients_done: Callable[[int], None]) -> None:
         self._clients_done = self.inner.clients_done = clients_done
 
-    def recover(self) -> bool:
+    def recover(self) -> None:
         self._meet("recover")
-        kept = self._kept
-        if not kept:
-            self._begin()
-        self._gone, self._kept = False, True
-        return kept
+        if not self._kept:
+            raise StatesLost("states are gone")
+        self._gone = False
 
     def client_states(self) -> Iterator[tuple[int, Any]]:
         for number, found in enumerate(self.inner.client_states()):
@@ -88,13 +81,6 @@ class Shaky:
                 self._meet("client_states")
             self._refuse(unless=self._kept)
             yield found
-
-    def restore(self, server: object, clients: Any) -> None:
-        """Where something is lost in between, some states are those of the checkpoint already."""
-        held = list(clients)
-        self.inner.restore(server, held[:1])
-        self._meet("restore")
-        self.inner.restore(server, held)
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.inner, name)

@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 
 import pflsim
 from lightning_modules.base import ClientModule
-from lightning_modules.contract.checks import survey
+from lightning_modules.contract.checks import states, survey
 from lightning_modules.export import export_program
 from lightning_modules.hosts.client_factory import ClientFactory
 from lightning_modules.hosts.inline import InlineExecutor
@@ -29,13 +29,14 @@ from lightning_modules.nets.net import Net
 from lightning_modules.prepare import PreparedRun, prepare
 from lightning_modules.training import Training
 from pflsim.analysis.runs import Run
+from pflsim.commands.overrides import values_of
 from pflsim.commands.tune import finish
-from pflsim.config.compose import CONFIGS, composed, composing, to_settings
+from pflsim.config.compose import CONFIGS, composed, parse, to_settings
 from pflsim.config.settings import Settings
 from pflsim.data.dataset import Dataset
 from pflsim.data.federate import load_federation
 from pflsim.data.federated import Examples, Partition, shard
-from pflsim.engine.execution import Executor, Trained, TrainTask
+from pflsim.engine.execution import Trained, TrainTask
 from pflsim.engine.plan import RunPlan
 from pflsim.errors import SettingsError
 from pflsim.messages import Uplink
@@ -224,11 +225,6 @@ def planned(drawn: RunPlan, **changes: Any) -> RunPlan:
     return drawn
 
 
-def states(executor: Executor[Any]) -> dict[int, dict[str, torch.Tensor]]:
-    """Every client's private state."""
-    return {client: dict(state) for client, state in executor.client_states()}
-
-
 def trained_states(executor: InlineExecutor, trained: Trained[Any]) -> dict[int, dict[str, torch.Tensor]]:
     """Every client's private state after a training that is not fused yet."""
     new: Any = trained.states
@@ -375,15 +371,14 @@ def normed(shape: tuple[int, ...], classes: int) -> Net:
     return Net(body, torch.nn.Linear(6, classes), (6,), classes)
 
 
-def settings_of(*overrides: str) -> Settings:
-    """Settings, as the command line composes them."""
-    with composing([CONFIGS]):
-        return to_settings(composed(overrides, [CONFIGS]))
+def settings_of(*overrides: str, **settings: Any) -> Settings:
+    """Settings, as the command line and Python compose them."""
+    return to_settings(composed(parse(overrides) | values_of(settings), [CONFIGS]))
 
 
-def prepared(*overrides: str) -> PreparedRun:
-    """A run, as the command line prepares it."""
-    return prepare(settings_of("executor=inline", *overrides))
+def prepared(*overrides: str, **settings: Any) -> PreparedRun:
+    """A run, as the command line and Python prepare it."""
+    return prepare(settings_of("executor=inline", *overrides, **settings))
 
 
 def after(made: World, count: int = 3, fraction: float = 1.0) -> dict[int, dict[str, torch.Tensor]]:

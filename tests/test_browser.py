@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from made_runs import make_run
 
-from pflsim.analysis.report import main
+from pflsim.cli import main
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
@@ -125,7 +125,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
         (folder / "partition.json").write_text(json.dumps({**about, "class_counts": held}))
     make_run(root / "stopped", counts_of("fedavg", 2), method="fedavg", seed=2, rounds=9, complete=False)
     out = root / "report.html"
-    assert main([str(root), "--out", str(out)]) == 0
+    assert main(["report", str(root), "--out", str(out)]) == 0
     return Path(out).as_uri()
 
 
@@ -249,7 +249,7 @@ def test_a_grid_is_a_short_page(browser: Browser, tmp_path: Path) -> None:
     for number, (method, lr, momentum) in enumerate(product(("a", "b"), (0.1, 0.2, 0.3, 0.4), (0.0, 0.5))):
         counts = [[(10 + number // 2, 20)] * 5] * 3
         make_run(tmp_path / f"{number}", counts, val=counts, method=method, lr=lr, momentum=momentum)
-    assert main([str(tmp_path), "--out", str(tmp_path / "report.html")]) == 0
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "report.html")]) == 0
     with opened(browser, (tmp_path / "report.html").as_uri(), width=400) as seen:
         assert seen.too_wide <= 0 and seen.page.evaluate("document.documentElement.scrollHeight") <= 6000
         assert seen.page.locator("td.heat").count() == 16

@@ -1,6 +1,5 @@
 """Runs on a real cluster of a few nodes, of which some are killed."""
 
-import re
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -76,7 +75,7 @@ def test_a_node_that_dies_costs_time_and_no_bit(cluster: Cluster, tmp_path: Path
     assert job.returncode == 0 and "round 30/30" in said, said
     assert not [node for node in nodes_of(said.splitlines(), cluster) if node is dying], said
     log = (folder / "run.log").read_text()
-    assert re.search(r"round_0\d\d0; rounds \d+ to \d+ are repeated", log), log
+    assert "states were lost with a node" in log
     assert_same(inline(tmp_path, saved), folder)
 
 

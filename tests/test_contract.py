@@ -1,8 +1,10 @@
 """What every method keeps, over every file in configs/method: found on disk, so a new method is held to it at once."""
 
+import io
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from functools import cache, partial
 from itertools import product
@@ -13,37 +15,27 @@ import pytest
 import support
 import torch
 import yaml
-from support import (
-    IN_BOTH_TIERS,
-    KINDS,
-    METHODS,
-    RUN_PARAMS,
-    Records,
-    inline,
-    planned,
-    rounds,
-    same,
-    slow_except,
-    states,
-)
+from support import METHODS, agree, inline, rounds, same, slow_except, states
 
 import pflsim
 from lightning_modules.contract import checks
-from lightning_modules.contract.checks import CHECKS, SMALL, Make, Skipped, lockstep_equals_loop, training_helps
 from lightning_modules.contract.command import maker
 from lightning_modules.prepare import PreparedRun
 from pflsim.config.compose import CONFIGS
+from pflsim.engine.execution import ReplyTask, Sent, TrainTask
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
-from pflsim.messages import payload_bytes
+from pflsim.messages import Message, payload_bytes
+from pflsim.records.checkpoint_read import from_containers
+from pflsim.records.checkpoint_write import to_containers
 from ray_actors.actors_equal import actors_equal_inline
 from ray_actors.executor import RayExecutor
 from ray_actors.layout import Layout
 from ray_actors.resources import ActorPool
 
-SLOW = (checks.batch_norm_works, lockstep_equals_loop)
-"""Checks that run in `make test-slow` only, and for some methods; tests/test_lockstep.py has lockstep of all."""
-FAST = [check for check in CHECKS if check not in SLOW]
+SLOW = (checks.batch_norm_works, checks.lockstep_equals_loop)
+"""Checks that run in `make test-slow` only, and for some methods; lockstep of all is in `test_lockstep.py`."""
+FAST = [check for check in checks.CHECKS if check not in SLOW]
 
 
 @cache
@@ -74,11 +66,11 @@ def test_every_part_of_a_method_has_its_name(method: str) -> None:
 
 @pytest.mark.parametrize(
     ("method", "check"),
-    slow_except([*product(IN_BOTH_TIERS, FAST)], [*product(METHODS, FAST), *product(KINDS, SLOW)]),
+    slow_except([*product(support.IN_BOTH_TIERS, FAST)], [*product(METHODS, FAST), *product(support.KINDS, SLOW)]),
     ids=lambda value: getattr(value, "__name__", value),
 )
-def test_contract(method: str, check: Callable[[Make], None]) -> None:
-    with suppress(Skipped), warnings.catch_warnings():
+def test_contract(method: str, check: Callable[[checks.Make], None]) -> None:
+    with suppress(checks.Skipped), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the Trainer
         check(partial(job, method))
 
@@ -108,23 +100,23 @@ OTHER_TASKS = [*product(METHODS, ("regression", "multilabel"))]
 IN_FAST = {("ditto", "regression"), ("fedrep", "multilabel"), ("fedproto", "regression")}
 
 
-@pytest.mark.parametrize("check", [training_helps, checks.trainer_equals_loop, lockstep_equals_loop])
+@pytest.mark.parametrize("check", [checks.training_helps, checks.trainer_equals_loop, checks.lockstep_equals_loop])
 @pytest.mark.parametrize(("method", "task"), slow_except(IN_FAST, OTHER_TASKS))
-def test_other_tasks(method: str, task: str, check: Callable[[Make], None]) -> None:
+def test_other_tasks(method: str, task: str, check: Callable[[checks.Make], None]) -> None:
     """A method trains for each task as under a Trainer and in lockstep, or says that it needs classes."""
     settings = [f"task={task}", *(["task.standardize_target=true", "lr=0.05"] if task == "regression" else [])]
     if job(method).factory.build().needs_classes:
         with pytest.raises(SettingsError, match=f"method={method}.*task={task}.*task=classification.*: apfl, .*"):
             job(method, *settings)
         return
-    if method == "fedbabu" and check is training_helps:
+    if method == "fedbabu" and check is checks.training_helps:
         pytest.skip("it fine-tunes before the first evaluation too")
-    with suppress(Skipped), warnings.catch_warnings():
+    with suppress(checks.Skipped), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the Trainer
         check(lambda *overrides: job(method, *overrides, *settings))
 
 
-@pytest.mark.parametrize("method", RUN_PARAMS)
+@pytest.mark.parametrize("method", support.RUN_PARAMS)
 def test_equal_on_actors(method: str, pool: ActorPool) -> None:
     actors_equal_inline(partial(job, method), pool)
 
@@ -132,11 +124,13 @@ def test_equal_on_actors(method: str, pool: ActorPool) -> None:
 @pytest.mark.parametrize("method", slow_except({"fedbabu", "r_pfedpm"}, METHODS))
 def test_loaded_models_predict_as_recorded(method: str, tmp_path: Path) -> None:
     """FedBABU adapts its model to the client's examples; R-pFedPM branches on values."""
-    settings = [*SMALL, "partition=dirichlet", f"run_dir={tmp_path / 'run'}", "progress=none"]
-    support.check_loaded(pflsim.run(method=method, overrides=settings), 1, 3, export=method in {*KINDS, "fedbabu"})
+    settings = [*checks.SMALL, "partition=dirichlet", f"run_dir={tmp_path / 'run'}", "progress=none"]
+    support.check_loaded(
+        pflsim.run(method=method, overrides=settings), 1, 3, export=method in {*support.KINDS, "fedbabu"}
+    )
 
 
-@pytest.mark.parametrize("method", RUN_PARAMS)
+@pytest.mark.parametrize("method", support.RUN_PARAMS)
 def test_newcomers(method: str, pool: ActorPool, tmp_path: Path) -> None:
     """A client that is held out is in no round; it joins in the end, equally inline and on actors."""
     made = job(method, "eval.holdout_clients=1")
@@ -145,7 +139,7 @@ def test_newcomers(method: str, pool: ActorPool, tmp_path: Path) -> None:
     alone, found = inline(made), []
     before = states(alone)[3]
     for executor in (alone, on_actors):
-        records = Records()
+        records = support.Records()
         Simulation(executor, made.plan, tmp_path / str(len(found)), records).run()
         found.append(records)
     assert found[0].joined == found[1].joined and same(states(alone), states(on_actors))
@@ -160,9 +154,52 @@ def test_newcomers(method: str, pool: ActorPool, tmp_path: Path) -> None:
         assert all(row.total > 0 and row.loss == row.loss for row in rows)
     assert not same({3: before}, {3: states(alone)[3]})
 
-    no_epochs, records = inline(made), Records()
-    Simulation(no_epochs, planned(made.plan, eval_finetune_epochs=0), tmp_path / "none", records).run()
+    no_epochs, records = inline(made), support.Records()
+    Simulation(no_epochs, support.planned(made.plan, eval_finetune_epochs=0), tmp_path / "none", records).run()
     (left,) = records.joined
     assert left.received == joined.received
     assert [(r.correct, r.loss) for r in left.trained] == [(r.correct, r.loss) for r in left.received]
     assert left.trained != joined.trained
+
+
+# States that are saved and read back ---------------------------------------------------------------------------------
+
+
+def through_a_file(state: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(to_containers(state), file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def everything(message: Message) -> dict[str, Any]:
+    return {**checks.tensors_of(message), **{f"number {name}": value for name, value in message.numbers.items()}}
+
+
+@pytest.mark.parametrize("method", support.METHOD_PARAMS)
+def test_a_state_that_was_read_back_goes_on_to_the_bit(method: str) -> None:
+    """After every round, also before the first: the same state, the same messages, the same fusion.
+
+    A fusion changes nothing that it is given.
+    """
+    made = job(method, "rounds=4", "fraction=0.5", "local_epochs=1")
+    rule, executor = made.rule, inline(made)
+    example = rule.init(made.federation)
+    if rule.initial_round:
+        executor.fuse(executor.run(ReplyTask(), Sent.nothing(range(4))))
+    for number, cohort in enumerate(made.plan.cohorts, start=1):
+        state = executor.server.state
+        back = from_containers(type(example), through_a_file(state))
+        agree(state, back)
+        for one, other in (
+            (rule.downlinks(state, cohort), rule.downlinks(back, cohort)),
+            ({c: rule.join(state, c) for c in (0, 4)}, {c: rule.join(back, c) for c in (0, 4)}),
+        ):
+            agree(*({c: everything(m) for c, m in side.items()} for side in (one, other)))
+        agree(dict(rule.numbers(state)), dict(rule.numbers(back)))
+        trained = executor.run(TrainTask(number), executor.send(cohort))
+        ups = sorted((up for each in trained.uplinks for up in executor.uplinks(each)), key=lambda up: up.client)
+        before = deepcopy(([everything(up) for up in ups], to_containers(state)))
+        agree(rule.fuse(state, ups), rule.fuse(back, ups))
+        agree(before, ([everything(up) for up in ups], to_containers(state)))
+        executor.fuse(trained)

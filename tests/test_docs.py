@@ -21,7 +21,7 @@ from pflsim import cli
 from pflsim.analysis.probe import FINETUNED
 from pflsim.config.checks import check
 from pflsim.config.components import resolve, settings_of, targets_of
-from pflsim.config.compose import CONFIGS, composed, composing, sweep, to_settings
+from pflsim.config.compose import CONFIGS, composed, parse, sweep, to_settings
 from pflsim.config.names import written
 from pflsim.records.folder import STATUS
 from pflsim.terminal.identity import FAMILIES, listed_identities
@@ -144,23 +144,20 @@ def test_commands_compose(command: Command, here: Path, monkeypatch: pytest.Monk
         folder.mkdir(exist_ok=True)
         shutil.copy(ROOT / "examples" / "visits.csv", folder)
     Path("notes.csv").write_text("hospital,urgent,note\n" + "Bern,no,all well\nBasel,yes,in pain\n" * 8)
-    if command.arguments[:1] and command.arguments[0] in cli.ANALYSIS:
-        module = importlib.import_module(cli.ANALYSIS[command.arguments[0]])
+    if command.arguments[:1] and command.arguments[0] in cli.COMMANDS:
+        module, parsed = importlib.import_module(cli.COMMANDS[command.arguments[0]]), list[Any]()
+        monkeypatch.setattr(module, "execute", parsed.append)
+        assert cli.main(command.arguments) == 0
         if command.arguments[0] == "submit":
-            given = module._options(command.arguments[1:])
-            cli.checked(given.overrides, given.multirun, given.config_dir)
-            return
-        if hasattr(module, "exit_status"):
-            monkeypatch.setattr(module, "exit_status", lambda work: 0)  # the options are parsed before
-        assert module.main(command.arguments[1:]) == 0
+            cli.checked(parsed[0].overrides, parsed[0].multirun, parsed[0].config_dir)
         return
     options = cli._options(command.arguments[command.arguments[:1] == (cli.PARTITION,) :])
     options.overrides = [text for text in options.overrides if not text.startswith((cli.RESUME, cli.INTO))]
     folders = [CONFIGS, *(here / folder for folder in options.config_dir)]
-    with composing(folders):
-        jobs = sweep(options.overrides, folders) if options.multirun else [options.overrides]
-        for job in jobs if len(jobs) < 3 else (jobs[0], jobs[-1]):
-            check(to_settings(composed(job, folders)))
+    values = parse(options.overrides)
+    jobs = sweep(values) if options.multirun else [values]
+    for job in jobs if len(jobs) < 3 else (jobs[0], jobs[-1]):
+        check(to_settings(composed(job, folders)))
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from support import Records, inline
 from lightning_modules.prepare import PreparedRun, prepare
 from pflsim.config.checks import check, settings_from
 from pflsim.config.components import COMPONENTS, settings_of, targets_of
-from pflsim.config.compose import CONFIGS, composed, composing, parse, to_settings
+from pflsim.config.compose import CONFIGS, composed, parse, to_settings
 from pflsim.config.settings import Settings
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import RunError, SettingsError
@@ -248,12 +248,6 @@ ODD = ["[" * 300 + "]" * 300, "[" * 3000, "{a:" * 300 + "1" + "}" * 300, "9" * 5
 ODD += ["'a b'", "\n", "\t", "\x00"]
 
 
-@pytest.fixture(scope="module")
-def config_folder() -> Iterator[None]:
-    with composing([CONFIGS]):
-        yield
-
-
 @cache
 def command_keys() -> list[str]:
     other = ["method", "data", "placement", "experiment", "quick", "names.method", "schema", "a.b.c", "method.", "@x"]
@@ -274,10 +268,8 @@ def command_keys() -> list[str]:
         max_size=2,
     )
 )
-@pytest.mark.usefixtures("config_folder")
 def test_any_command_line_is_composed_or_refused(overrides: list[str]) -> None:
     try:
-        parse(overrides)
-        check(to_settings(composed(["method=fedavg", *overrides], [CONFIGS])))
+        check(to_settings(composed(parse(["method=fedavg", *overrides]), [CONFIGS])))
     except SettingsError as error:
         assert str(error).strip()

@@ -8,6 +8,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+from support import slow_except
 
 ROOT = Path(__file__).resolve().parent.parent
 ORDER = ["pflsim", "lightning_modules", "ray_actors"]
@@ -16,7 +17,6 @@ FORBIDDEN = {
     "lightning_modules": {"ray", "hydra", "omegaconf"},
     "ray_actors": {"hydra", "omegaconf"},
 }
-MAX_ENTRIES = {"pflsim": 17, "lightning_modules": 21, "ray_actors": 12}
 
 
 def modules(package: str) -> list[Path]:
@@ -66,19 +66,6 @@ def test_no_import_cycles(depth: int | None) -> None:
     TopologicalSorter(edges).prepare()  # raises CycleError, which names the cycle
 
 
-@pytest.mark.parametrize("package", ORDER)
-def test_few_entries_at_the_top(package: str) -> None:
-    entries = [p.name for p in (ROOT / package).iterdir() if not p.name.startswith("__") and p.suffix != ".typed"]
-    assert len(entries) <= MAX_ENTRIES[package], entries
-
-
-@pytest.mark.parametrize("package", ORDER)
-def test_every_folder_says_what_belongs_there(package: str) -> None:
-    for folder in {path.parent for path in modules(package)}:
-        init = folder / "__init__.py"
-        assert init.exists() and ast.get_docstring(ast.parse(init.read_text())), folder.relative_to(ROOT)
-
-
 def succeeds(code: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -98,9 +85,10 @@ LIGHT = {
     "import pflsim.records.environment as e; e.versions(), e.code(), e.machine()": "torch ray lightning",
 }
 """What does not load some packages: all modules of the engine, and what has to be quick."""
+NAMES = ["engine", "cli", "tune", "compare", "environment"]
 
 
-@pytest.mark.parametrize(("code", "heavy"), LIGHT.items(), ids=["engine", "cli", "tune", "compare", "environment"])
+@pytest.mark.parametrize(("code", "heavy"), slow_except([*LIGHT.items()][:2], LIGHT.items()), ids=NAMES)
 def test_what_is_not_loaded(code: str, heavy: str) -> None:
     """What the source says also holds at run time."""
     loaded = f"import contextlib, sys\nwith contextlib.suppress(SystemExit): {code}\nfound = {heavy.split()}"

@@ -112,12 +112,6 @@ def test_a_batch_of_one_is_refused_with_batch_normalisation(method: str) -> None
         prepare(small(method, *NORMS, "batch_size=1"))
 
 
-@pytest.mark.parametrize("method", ["fedbabu", "fedfcd", "fedrep"])
-def test_a_body_without_parameters_cannot_be_trained_apart(method: str) -> None:
-    with pytest.raises(SettingsError, match=f"(?i){method} trains .*body.* no parameters"):
-        prepare(small(method, "model.hidden=[]"))
-
-
 @pytest.mark.parametrize(("asked", "words"), [(3, "all clients"), (2, "2 clients chosen by the seed")])
 def test_as_many_evaluated_clients_as_there_are_is_all(asked: int, words: str) -> None:
     """Of four clients, one joins after the last round."""

@@ -1,4 +1,4 @@
-"""A stopped and resumed run equals an uninterrupted one to the bit; every method is in tests/test_restored.py."""
+"""A stopped and resumed run equals an uninterrupted one to the bit; every method is in tests/test_contract.py."""
 
 import json
 import os
@@ -66,9 +66,10 @@ def left(folder: Path) -> dict[str, Any]:
 KEPT = "fedrep optimizer=adam optimizer.keep=true lr_schedule=cosine lr=0.01 shift=noise"
 BEST = "fedavg checkpoint.best=true checkpoint.keep=1 lr=1.0"
 """The first round is the best, and stays the only one beside the last."""
+METRICS = "fedrep eval.metrics=[macro_f1,balanced_accuracy,nll,ece] tracking.per_client=true"
 
 
-@pytest.mark.parametrize("method", slow_except(["fedfcd"], [*KINDS, KEPT, BEST]))
+@pytest.mark.parametrize("method", slow_except(["fedfcd"], [*KINDS, KEPT, BEST, METRICS, "fedyogi"]))
 def test_stopped_and_resumed(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,7 +105,7 @@ def test_extended(method: str, tmp_path: Path) -> None:
     assert configs[0] == {**configs[1], "run_dir": str(folder)} and configs[0]["rounds"] == 5
 
 
-@pytest.mark.parametrize("split", ["merged", "counts split.train=40 split.test=20"])
+@pytest.mark.parametrize("split", slow_except(["merged"], ["merged", "counts split.train=40 split.test=20"]))
 def test_a_run_from_before_a_setting_goes_on_as_it_began(split: str, tmp_path: Path) -> None:
     """Test rows were stratified before `split.stratify` existed."""
     settings = ["method=fedavg", *SMALL, *f"split={split} split.stratify=true".split()]
@@ -123,6 +124,7 @@ def test_a_run_from_before_a_setting_goes_on_as_it_began(split: str, tmp_path: P
     assert len(group.left_out) == 1
 
 
+@pytest.mark.slow
 def test_a_stopped_run_is_extended_on_resume_and_again_without_the_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -151,6 +153,7 @@ def unchanged(refused: Callable[..., str], folder: Path, *more: str) -> str:
     return said
 
 
+@pytest.mark.slow
 def test_extensions_that_are_refused(tmp_path: Path, refused: Callable[..., str]) -> None:
     """FedALP's warm-up is a fraction of the rounds; 2 and 3 rounds have the same one. So is Floco's."""
     folder = tmp_path / "run"
@@ -168,6 +171,7 @@ def test_extensions_that_are_refused(tmp_path: Path, refused: Callable[..., str]
     assert "no usable checkpoint" in unchanged(refused, folder, "rounds=9")
 
 
+@pytest.mark.slow
 def test_the_extra_evaluation_of_a_last_round_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = ["method=fedavg", *SMALL, "eval.every=2"]
     assert cli.main([*settings, "rounds=3", f"run_dir={tmp_path / 'run'}"]) == 0

@@ -135,7 +135,7 @@ UNFIT: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("damage", UNFIT)
+@pytest.mark.parametrize("damage", slow_except(["a client is missing"], UNFIT))
 def test_a_checkpoint_that_does_not_fit(
     damage: str, stopped: Path, straight: Path, refused: Refused, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -157,7 +157,8 @@ def test_nonsense_is_refused(asked: str, here: Path, refused: Refused) -> None:
     refused(f"resume={asked}")
 
 
-@pytest.mark.parametrize("full_from", slow_except([4], [1, 4]))
+@pytest.mark.parametrize("full_from", [1, 4])
+@pytest.mark.slow
 def test_a_disk_that_was_full_in_the_end(
     full_from: int, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -248,6 +249,7 @@ def test_a_crash_is_named_and_resumed(
     agree(left(Path("killed")), left(Path("straight")))
 
 
+@pytest.mark.slow
 def test_data_may_lie_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And are compared by their contents."""
     rng = np.random.default_rng(0)

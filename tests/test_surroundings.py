@@ -15,7 +15,7 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from support import settings_of
+from support import settings_of, slow_except
 from torch import nn
 
 import pflsim
@@ -115,7 +115,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
     return run(tmp_path_factory.mktemp("runs") / "alone")
 
 
-@pytest.mark.parametrize("name", SET)
+@pytest.mark.parametrize("name", slow_except(["dtype", "generators", "hooks"], SET))
 def test_results_do_not_depend_on_it(name: str, expected: str, tmp_path: Path) -> None:
     with SET[name]():
         found = run(tmp_path / "surrounded")
@@ -130,6 +130,7 @@ def test_a_run_in_the_context_of_another_device_is_refused(expected: str, tmp_pa
     assert run(tmp_path / "after") == expected and torch.empty(0).device.type == "cpu"
 
 
+@pytest.mark.slow
 def test_a_second_run_in_another_thread_is_refused(tmp_path: Path) -> None:
     refused: list[BaseException] = []
 
@@ -150,6 +151,7 @@ def test_a_second_run_in_another_thread_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.slow
 def test_the_driver_uses_the_threads_of_the_placement(
     threads: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -30,6 +30,8 @@ from pflsim.records.folder import LOCK, create_run_folder, is_complete, last_run
 from pflsim.records.loggers import hyperparameters
 from pflsim.terminal.processes import Ended, in_processes
 
+pytestmark = pytest.mark.slow
+
 SMALL = ["executor=inline", "method=fedavg", "clients=3", "rounds=2", "model.hidden=[4]", "batch_size=50"]
 
 
@@ -105,7 +107,6 @@ def test_how_many_at_once(line: str, runs: int, expected: int, monkeypatch: pyte
     assert parallel_runs(settings) == (expected if "parallel" in line else min(expected, 2))
 
 
-@pytest.mark.slow
 def test_side_by_side_equals_one_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,7 +122,6 @@ def test_side_by_side_equals_one_after_the_other(
         agree(left(tmp_path / f"{lr}-2"), left(tmp_path / f"{lr}-1"))
 
 
-@pytest.mark.slow
 def test_folders_and_hyperparameters_carry_what_varies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     swept = ["sweep.parallel=1", "lr=0.1,0.2", "+model.variants=[],[{hidden:[3]}]"]
@@ -141,7 +141,6 @@ def test_names_are_portable_and_short(tmp_path: Path) -> None:
     assert len(folder.name) < 200 and create_run_folder("m", "d", 1, root=tmp_path).name.endswith("-m-d-s1")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
 def test_a_stopped_sweep_leaves_runs_to_resume(signum: int, tmp_path: Path) -> None:
     """After kill -9 of the parent, the processes save their runs and end too."""
@@ -249,7 +248,6 @@ def is_free(folder: Path) -> bool:
         return False
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("primary", "sign"), [("rmse", -1), ("r2", 1)])
 def test_the_direction_of_the_primary_metric(
     primary: str, sign: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -264,7 +262,6 @@ def test_the_direction_of_the_primary_metric(
     assert float(row.split("|")[-2]) == pytest.approx(sign * values[0.001], abs=1e-4)
 
 
-@pytest.mark.slow
 def test_a_study_that_is_killed_and_continued_equals_one_that_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ def test_regression_from_settings_to_comparison() -> None:
     assert scores.shape == (2, 1) and 0 < float(scores.detach().mean()) < 9
 
 
+@pytest.mark.slow
 def test_a_metric_that_is_undefined_is_missing_and_counted() -> None:
     """Two of three clients have one class."""
     x = np.random.default_rng(0).normal(size=(90, 4)).astype(np.float32)
@@ -127,6 +128,7 @@ def far(settings: dict[str, Any], **task: Any) -> Run:
 
 
 @pytest.mark.parametrize("task", [{"standardize_target": False}, {}], ids=str)
+@pytest.mark.slow
 def test_a_run_that_diverges_says_which_settings_help(task: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     """Resuming it would not."""
     with pytest.raises(RunError) as caught:
@@ -146,6 +148,7 @@ def test_a_loss_that_takes_classes_for_examples_is_refused() -> None:
         pflsim.run(method="fedavg", task={"loss": "MSELoss"}, **SMALL | BINARY)
 
 
+@pytest.mark.slow
 def test_a_run_does_not_go_on_with_another_loss_of_the_same_name() -> None:
     def made(power: int) -> Any:
         return lambda scores, targets: ((scores - functional.one_hot(targets, 10)).abs() ** power).mean()

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.studies.boards import BENCHMARKS
 from benchmarks.studies.leaderboard import Place, standing
 from pflsim.analysis.differences import Difference
-from pflsim.analysis.drawings import CONTEXT, GREY, GRID, mark_of, signed_tick
-from pflsim.analysis.paper_style import Style, new_figure, template
+from pflsim.analysis.drawings import CONTEXT, GREY, GRID, Style, mark_of, new_figure, signed_tick, template
 from pflsim.analysis.verdict import signed
 from pflsim.terminal.identity import identity
 

@@ -44,7 +44,7 @@ from pflsim.analysis.runs import read_run
 from pflsim.analysis.verdict import scale_of, signed
 from pflsim.commands.tune import side_by_side
 from pflsim.commands.tune_study import Study, methods_of, settings_text
-from pflsim.config.compose import composed, composing, config_folders, to_settings
+from pflsim.config.compose import composed, config_folders, parse, to_settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
 from pflsim.records.environment import PACKAGE, versions
@@ -161,14 +161,13 @@ def tune(cell: Cell, place: Place) -> str:
     board, folder, folders = cell.board, place.runs / "tuning" / cell.benchmark / cell.method, config_folders([])
     common = f"{board.settings} {board.tuning} {board.spaces.get(cell.method, '')}".replace("{root}", place.root)
     folder.mkdir(parents=True, exist_ok=True)
-    with composing(folders):
-        methods = methods_of([f"method={cell.method}", *common.split(), "seed=0", "progress=none"], folders)
-        study = Study(folder, {"trials": board.trials, "seeds": 0, "rounds": None}, methods)
-        study.write()
-        # One trial at a time: the next one is suggested from the results of those before.
-        for number, failed in side_by_side(study.ask(), 1):
-            print(study.tell(number, failed), flush=True)
-        best = study.chosen(methods[0])
+    methods = methods_of(parse([f"method={cell.method}", *common.split(), "seed=0", "progress=none"]), folders)
+    study = Study(folder, {"trials": board.trials, "seeds": 0, "rounds": None}, methods)
+    study.write()
+    # One trial at a time: the next one is suggested from the results of those before.
+    for number, failed in side_by_side(study.ask(), 1):
+        print(study.tell(number, failed), flush=True)
+    best = study.chosen(methods[0])
     if best is None or best.value is None:
         raise RunError("all trials failed")
     settings = settings_text(best.params)
@@ -190,9 +189,7 @@ def measure(cell: Cell, place: Place, settings: str) -> tuple[Row, Row]:
         digest, at = json.loads((folder / "partition.json").read_text())["hash"], ""
     else:
         text = [*words(cell, settings, place.root), "executor=inline", "progress=none", f"run_dir={folder}"]
-        folders = config_folders([])
-        with composing(folders):
-            run_settings = to_settings(composed(text, folders))
+        run_settings = to_settings(composed(parse(text), config_folders([])))
         for _, failed in side_by_side([run_settings], 1):
             if failed:
                 raise RunError(failed)

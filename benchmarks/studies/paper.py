@@ -34,7 +34,7 @@ from pflsim.analysis.comparison import Spread
 from pflsim.analysis.runs import Run, find_runs, read_run, run_settings, settings_by_key
 from pflsim.analysis.tables import CHOSEN, NONE, Format, Table, as_csv, drawn, format_of, numbers, span
 from pflsim.config.components import COMPONENTS
-from pflsim.config.compose import CONFIGS, composed, composing, to_settings
+from pflsim.config.compose import CONFIGS, composed, parse, to_settings
 from pflsim.config.names import nearest, program, written
 from pflsim.errors import SettingsError
 from pflsim.records.evaluation import Scope
@@ -194,8 +194,7 @@ def differences(own: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
 @cache
 def settings_of_rows(rows: tuple[PublishedRow, ...], configs: Path = CONFIGS) -> list[dict[str, Any]]:
     """Return the settings of each row's command by dotted key, as `run_settings` returns those of a run."""
-    with composing([configs]):
-        found = [to_settings(composed(shlex.split(row.command), [configs])) for row in rows]
+    found = [to_settings(composed(parse(shlex.split(row.command)), [configs])) for row in rows]
     return [settings_by_key(asdict(settings), settings.names) for settings in found]
 
 

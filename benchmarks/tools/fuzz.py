@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from pflsim.config.compose import CONFIGS, as_yaml, composed, composing, config_folders
+from pflsim.config.compose import CONFIGS, as_yaml, composed, config_folders, parse
 
 SCHOOLS = "table data.path={folder}/schools.csv data.client=school data.label="
 ARRAYS = {"grey": (16, 16), "colour": (16, 16, 3), "tokens": (12,)}
@@ -161,8 +161,7 @@ def command(choose: random.Random, folder: Path) -> list[str]:
         if key not in given:
             words.append(f"{key}={choose.choice(OPTIONS[key])}")
     if choose.random() < 0.25:
-        with composing(folders := config_folders([])):
-            method = yaml.safe_load(as_yaml(composed([words[0]], folders)))["method"]
+        method = yaml.safe_load(as_yaml(composed(parse(words[:1]), config_folders([]))))["method"]
         names = sorted({*method} - {"client", "server"})
         words += [f"method.{choose.choice(names)}={choose.choice(VALUES)}"] if names else []
     base = {} if "data=table" in words else {"clients": "4"}

@@ -69,10 +69,9 @@ COLUMNS = (*IDENTITY, "correct", "total", "loss", "up_bytes", "down_bytes", "fau
 
 def settings_of(overrides: Sequence[str]) -> Any:
     """Return the settings of a run."""
-    from pflsim.config.compose import composed, composing, to_settings
+    from pflsim.config.compose import composed, parse, to_settings
 
-    with composing([CONFIGS]):
-        return to_settings(composed([*SMALL, *overrides], [CONFIGS]))
+    return to_settings(composed(parse([*SMALL, *overrides]), [CONFIGS]))
 
 
 def load_data(overrides: Sequence[str]) -> Any:

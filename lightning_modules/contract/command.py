@@ -1,14 +1,8 @@
-"""Check a method: run small federations with it, and print a line for every property that a method must have.
-
-METHOD is one of
-
-  mine.moon        the client class in mine/moon.py, with the server rule there or else FedAvg
-  mine.moon.Moon   a client class, with that rule or the one of method.server=mine.moon.MoonServer
-  moon             the name of a YAML file, for example with --config-dir mine/configs
-"""
+"""The command line `pflsim check-method METHOD`."""
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import logging
 import os
@@ -18,38 +12,38 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from lightning_modules.base import ClientModule
 from lightning_modules.contract.checks import CHECKS, SMALL, Broken, Make, Skipped
 from lightning_modules.prepare import PreparedRun, prepare
 from pflsim.config.components import server_of, target_of
-from pflsim.config.compose import CONFIGS, composed, composing, to_settings
+from pflsim.config.compose import composed, config_folders, parse, to_settings
 from pflsim.config.help import groups_in
 from pflsim.config.names import nearest
 from pflsim.errors import RunError, SettingsError, own_errors, place_of
 from pflsim.records.own_code import module_file
-from pflsim.terminal.exit_status import command_parser, exit_status
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command.
+def options(add: Callable[..., Any]) -> None:
+    """Add the options of the command."""
+    add("method", metavar="METHOD", help="a module, a client class or the name of a YAML file")
+    add("overrides", nargs="*", default=[], metavar="KEY=VALUE", help="settings, such as method.mu=1")
+    add("--config-dir", "-cd", action="append", default=[], metavar="DIR", help="folder of configs")
+    add("--ray", action="store_true", help="also compare with Ray actors (takes longer)")
 
-    Returns:
-        The exit status: 0 if all checks succeed, 1 if one fails, 2 if the method or a setting does not exist.
+
+def execute(options: argparse.Namespace) -> int:
+    """Check a method: run small federations with it, and print a line for every property that a method must have.
+
+    METHOD is one of
+
+      mine.moon        the client class in mine/moon.py, with the server rule there or else FedAvg
+      mine.moon.Moon   a client class, with that rule or the one of method.server=mine.moon.MoonServer
+      moon             the name of a YAML file, for example with --config-dir mine/configs
     """
-    parser = command_parser("check-method", __doc__)
-    parser.add_argument("method", metavar="METHOD", help="a module, a client class or the name of a YAML file")
-    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help="settings, such as method.mu=1")
-    parser.add_argument("--config-dir", "-cd", action="append", default=[], metavar="DIR", help="folder of configs")
-    parser.add_argument("--ray", action="store_true", help="also compare with Ray actors (takes longer)")
-    given = parser.parse_intermixed_args(arguments)
-    folders = [CONFIGS, *(Path(folder).absolute() for folder in given.config_dir)]
-    return exit_status(lambda: _check(given.method, given.overrides, folders, given.ray))
-
-
-def _check(method: str, overrides: Sequence[str], folders: Sequence[Path], ray: bool) -> int:
-    make, checks = maker(method, overrides, folders), CHECKS
-    if ray:
+    make, checks = maker(options.method, options.overrides, config_folders(options.config_dir)), CHECKS
+    if options.ray:
         checks = (*checks, importlib.import_module("ray_actors.actors_equal").equal_on_ray)
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
@@ -84,19 +78,16 @@ def maker(method: str, overrides: Sequence[str], folders: Sequence[Path]) -> Mak
     """Return a function that prepares a small run of a method with further settings."""
     named, methods = method.removeprefix("method="), groups_in(folders)["method"]
     own = named not in methods
-    texts = {text.partition("=")[0]: text for text in overrides}
-    server = texts.pop("method.server", "").partition("=")[2]
+    values = parse(overrides)
+    server = values.pop("method.server", "")
     client, server = _targets(named, server, methods) if own else ("", server)
 
     def make(*more: str) -> PreparedRun:
-        chosen: dict[str, str] = {"method": "method=fedavg" if own else f"method={named}"}
-        for text in (*SMALL, *texts.values(), *more):
-            key = text.partition("=")[0]
-            chosen = {k: t for k, t in chosen.items() if not k.startswith(f"{key}.")} | {key: text}
-        sides = {"client": client, "server": server}
-        chosen |= {side: f"method.{side}._target_={target}" for side, target in sides.items() if target}
-        with composing(folders):
-            settings = to_settings(composed([*chosen.values()], folders))
+        chosen: dict[str, Any] = {"method": "fedavg" if own else named}
+        for key, value in [*parse(SMALL).items(), *values.items(), *parse(more).items()]:
+            chosen = {name: each for name, each in chosen.items() if not name.startswith(f"{key}.")} | {key: value}
+        sides = {"method.client": client, "method.server": server}
+        settings = to_settings(composed(chosen | {side: each for side, each in sides.items() if each}, folders))
         if own:  # errors then use the name in the target
             settings = replace(settings, names={k: v for k, v in settings.names.items() if k != "method"})
         return prepare(settings, trial=False)  # the checks say more

@@ -31,9 +31,8 @@ class InlineExecutor(BaseExecutor[Messages]):
         self.states = self.host.states
         self._before = None
 
-    def recover(self) -> bool:
-        """Return True: no state is lost."""
-        return True
+    def recover(self) -> None:
+        """Do nothing: no state is lost."""
 
     def send(self, clients: Sequence[int], joining: bool = False) -> Sent[Messages]:
         """Have the server make the downlinks of these clients, or their first ones if they are `joining`."""

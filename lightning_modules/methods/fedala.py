@@ -12,7 +12,7 @@ from lightning_modules.anchor import Anchor
 from lightning_modules.base import ClientModule
 from lightning_modules.nets.net import Net, evaluating
 from lightning_modules.training import Training
-from pflsim.config.validate import Bounds, NonNegative, Portion, Positive
+from pflsim.config.validate import NonNegative, Portion, Positive, bounded
 from pflsim.data.federated import Shard
 from pflsim.messages import Message
 from pflsim.params import NET, load, units
@@ -61,7 +61,7 @@ class FedALA(ClientModule):
     ):
         super().__init__(net, training)
         layers = units(self, NET.parameters(self), (), "module")
-        chosen = layers[len(layers) - Bounds(0, len(layers))("method.p", p) :]
+        chosen = layers[len(layers) - bounded("method.p", p, 0, len(layers)) :]
         self.share, self.eta, self.threshold = share, eta, threshold
         ones = {key: torch.ones_like(self.get_parameter(key)) for unit in chosen for key in unit.parameters}
         self.weights = nn.ParameterDict({_dotless(k): nn.Parameter(v, requires_grad=False) for k, v in ones.items()})

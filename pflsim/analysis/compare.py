@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from pflsim.config.names import program
 from pflsim.errors import SettingsError
 from pflsim.progress import counted
-from pflsim.terminal.exit_status import command_parser, exit_status
 
+Add = Callable[..., Any]
+"""`argparse.ArgumentParser.add_argument`."""
 EXAMPLES = """examples:
   {program} compare 'runs/20261122-*'                      all folders that match a pattern
   {program} compare runs --reference fedavg --target 0.9   all runs in a folder, differences to FedAvg
@@ -25,36 +27,33 @@ tables of its own. Other settings may differ (rounds, lr, model, ...); the label
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Returns:
-        The exit status: 0, or 2 after an error.
-    """
-    about = "Compare runs: accuracy over seeds, traffic, and paired differences between clients."
-    parser = command_parser("compare", about, EXAMPLES)
-    add = parser.add_argument
-    add("runs", nargs="+", metavar="RUNS", help="run folders, folders of runs, or patterns")
-    at = "round that figures are taken from; default: best_val if all runs have validation data, else last"
-    add("--at", choices=["best_val", "last", "best_test_oracle"], help=at)
+def options(add: Add) -> None:
+    """Add the options of the command."""
+    of_groups(add)
     new = "judge the clients that joined after the last round (eval.holdout_clients), as received or after training"
     add("--set", choices=["new_received", "new_trained"], help=new)
     add("--target", type=float, metavar="ACC", help="accuracy to reach; default: the highest that every run reaches")
-    default = "local, else fedavg; of settings of one method, the best"
-    add("--reference", metavar="LABEL", help=f"label or method to compare with; default: {default}")
     add("--format", choices=["text", "markdown", "latex", "csv"], help="default: the suffix of --out, else text")
     add("--out", type=Path, metavar="FILE", help="write to a file (.txt, .md, .tex, .csv) instead of standard output")
-    options = parser.parse_args(arguments)
-    if options.target is not None and not 0 <= options.target <= 1:
-        parser.error(f"argument --target: {options.target:g}: expected a number in [0, 1], e.g. 0.9")
-    return exit_status(lambda: _compare(options))
 
 
-def _compare(options: argparse.Namespace) -> None:
+def of_groups(add: Add) -> None:
+    """Add the runs and what is compared of them."""
+    add("runs", nargs="+", metavar="RUNS", help="run folders, folders of runs, or patterns")
+    at = "round that figures are taken from; default: best_val if all runs have validation data, else last"
+    add("--at", choices=["best_val", "last", "best_test_oracle"], help=at)
+    default = "local, else fedavg; of settings of one method, the best"
+    add("--reference", metavar="LABEL", help=f"label or method to compare with; default: {default}")
+
+
+def execute(options: argparse.Namespace) -> None:
+    """Compare runs: accuracy over seeds, traffic, and paired differences between clients."""
     from pflsim.analysis.comparison import compare_sets
     from pflsim.analysis.runs import find_runs, judged_on, read_run
     from pflsim.analysis.tables import format_of, render
 
+    if options.target is not None and not 0 <= options.target <= 1:
+        raise SettingsError(f"--target {options.target:g}: expected a number in [0, 1], e.g. 0.9")
     kind = options.format or format_of(options.out)
     folders = counted("reading runs", find_runs(options.runs))
     runs = (judged_on(read_run(folder), options.set) for folder in folders)

@@ -12,7 +12,7 @@ from typing import Any
 from pflsim.analysis.differences import ALPHA, Difference, Family, family, identical, values_of
 from pflsim.analysis.groups import Group, check_comparable, check_evaluation, group_runs
 from pflsim.analysis.runs import Run
-from pflsim.analysis.verdict import sentences
+from pflsim.analysis.verdict import scale_of, sentences
 from pflsim.config.names import nearest
 from pflsim.errors import SettingsError
 from pflsim.progress import counted
@@ -20,11 +20,13 @@ from pflsim.records.evaluation import Scope
 from pflsim.records.history import RoundMetrics, Traffic
 from pflsim.records.summary import Choice
 from pflsim.terminal.formats import CHOSEN
-from pflsim.terminal.identity import identity
+from pflsim.terminal.identity import Identity, identity
 from pflsim.types import ModelKind
 
 STATS = ("mean", "weighted_mean", "worst_decile", "median", "best_decile", "std")
 """Fields of `pflsim.records.evaluation.Stats`, of the primary metric, among the figures of a row."""
+LEAST = 0.04
+"""Least length of an axis: of an accuracy in its own unit, of other metrics as a part of the reference's value."""
 TOLERANCE = 1e-9
 """Rounding error allowed in a mean of rates."""
 
@@ -55,6 +57,7 @@ class Row:
         scope: the model, the split, and the phase that the metrics are measured on.
         metrics: the names of the metrics besides the primary one that all runs have.
         reached: number of seeds that reach the target.
+        deltas: the differences to the references of a comparison; None: it is the reference, or there is no difference.
         figures: values by name; a figure that a run lacks is left out. The figures are
 
             - `STATS`, `undefined` and `metrics`: the primary metric over clients, and means over clients;
@@ -70,6 +73,17 @@ class Row:
     metrics: tuple[str, ...]
     reached: int
     figures: Mapping[str, Spread]
+    deltas: tuple[Difference | None, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The name for readers."""
+        return self.group.label
+
+    @property
+    def who(self) -> Identity:
+        """The colour and the mark."""
+        return identity(self.group.method)
 
     @property
     def rounds(self) -> tuple[int, ...]:
@@ -210,10 +224,31 @@ class Comparison:
         return self.families[0].differences
 
     @property
+    def paired(self) -> bool:
+        """Whether there are differences, of groups that can be compared."""
+        return bool(self.differences) and not self.objections
+
+    @property
     def sentences(self) -> list[str]:
         """What the differences show; see `pflsim.analysis.verdict.sentences`."""
-        means = {row.group.label: row.figures["mean"].mean for row in best_first(self.rows)}
-        return sentences(means, self.families[0], self.tied, self.primary, self.higher, self.objections, self.lead)
+        means = {row.label: row.figures["mean"].mean for row in best_first(self.rows)}
+        return sentences(means, self.families[0], self.tied, self.objections, self.lead)
+
+    @property
+    def lines(self) -> list[Row]:
+        """The rows, best first; as given if the groups cannot be compared."""
+        return list(self.rows) if self.objections else best_first(self.rows)
+
+    @property
+    def seeds(self) -> int:
+        """The largest number of seeds of a group."""
+        return max(len(group.runs) for group in self.groups)
+
+    @property
+    def least(self) -> float:
+        """The least length of an axis of the primary metric (`LEAST`)."""
+        own = [row.figures["mean"].mean for row in self.rows if row.group is self.reference and row.rounds]
+        return LEAST * (abs(own[0]) if own and not scale_of(self.primary)[2] else 1.0) or LEAST
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -228,12 +263,12 @@ class Comparison:
     @property
     def primary(self) -> str:
         """The metric that is compared."""
-        return self.runs[0].primary
+        return self.families[0].metric
 
     @property
     def higher(self) -> bool:
         """Whether a higher value of it is better."""
-        return self.runs[0].higher
+        return self.families[0].higher
 
     @property
     def runs(self) -> list[Run]:
@@ -280,6 +315,8 @@ def compare(
             equal = next((labels for labels in same if ordered[0].label in labels), ())
             lead = next((d.level for d in against), "")
             tied = (ordered[0].label, *(d.group.label for d in alike if d.group.label not in equal))
+    found = [{d.group.label: d for d in each.differences} for each in families]
+    rows = tuple(replace(row, deltas=tuple(own.get(row.label) for own in found)) for row in rows)
     objections = tuple(check_comparable(groups))
     return Comparison(rows, choice, goal, target is not None, families, tied, same, objections, lead)
 
@@ -290,14 +327,13 @@ def frontier(comparison: Comparison) -> list[Row]:
     With one seed nothing is clear, and the mean decides.
     """
     groups, values = comparison.groups, values_of(comparison.groups, comparison.choice)
-    tested = any(len(group.runs) > 1 for group in groups)
     first, *others = sorted(best_first(comparison.rows), key=lambda row: row.figures["bytes_total"].mean)
     found, known = [first], {each.reference.label: each for each in comparison.families}
     for row in others:
         last = found[-1].group
         known[last.label] = each = known.get(last.label) or family(groups, last, values)
         d = next(d for d in each.differences if d.group is row.group)
-        if d.mean and (d.mean > 0) == comparison.higher and (d.level == "clear" or not tested):
+        if d.mean and each.gains(d) and (d.level == "clear" or comparison.seeds == 1):
             found.append(row)
     return found
 

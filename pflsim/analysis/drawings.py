@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from pflsim.analysis.charts import Against, client_table, curve, limits_of, log_axis
 from pflsim.analysis.comparison import Comparison, Row, best_first, frontier
-from pflsim.analysis.curves import Against, of_test, seed_points
-from pflsim.analysis.differences import Level, client_values
-from pflsim.analysis.forest import NOT_CLEAR, forest, least_length
-from pflsim.analysis.groups import Group
-from pflsim.analysis.paper_style import Style, new_figure
+from pflsim.analysis.differences import Difference, Level
+from pflsim.analysis.forest import NOT_CLEAR
 from pflsim.analysis.tables import Table, title
-from pflsim.analysis.verdict import rounded
+from pflsim.analysis.verdict import points, rounded, scale_of
 from pflsim.config.names import listed
 from pflsim.records.evaluation import grouped
 from pflsim.terminal.formats import CHOSEN, format_bytes, in_text
-from pflsim.terminal.identity import MARKS, Identity, identity
+from pflsim.terminal.identity import MARKS, Identity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,57 +32,113 @@ HEIGHT = 2.8
 """Greatest height of a single panel in inches."""
 ONE_AXIS = 6
 """More curves have a panel each."""
+POINTS = ", in percentage points"
 Drawn = tuple["Figure", Table]
+
+
+class Style(NamedTuple):
+    """A template: widths of a column and of the page's text in inches, sizes of labels and of ticks in points, font.
+
+    STIX, which matplotlib carries, resembles the templates' Times.
+    """
+
+    column: float
+    page: float
+    labels: float
+    ticks: float
+    font: str = "STIXGeneral"
+
+
+STYLES = {
+    "icml": Style(3.25, 6.75, 8, 7),
+    "neurips": Style(5.5, 5.5, 8, 7),
+    "ieee": Style(3.5, 7.16, 8, 7),
+    "thesis": Style(5.9, 5.9, 9, 8),
+}
+
+
+@contextmanager
+def template(style: Style) -> Iterator[None]:
+    """Give matplotlib the fonts and sizes of a template, whatever the calling program has set."""
+    from matplotlib import style as styles
+
+    texts = {"axes.titlesize": style.labels, "xtick.labelsize": style.ticks, "ytick.labelsize": style.ticks}
+    lines = {"axes.linewidth": 0.6, "xtick.major.width": 0.6, "xtick.major.size": 2.5, "ytick.major.size": 0}
+    colours = dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), "#5b626e") | {"ytick.labelcolor": "black"}
+    fonts = {"font.family": style.font, "font.size": style.labels, "pdf.fonttype": 42}  # 42: TrueType, not Type 3
+    spines = {"axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False}
+    with styles.context(["default", {**texts, **lines, **colours, **fonts, **spines}]):
+        yield
+
+
+def new_figure(style: Style, width: float, height: float) -> Figure:
+    """Return a figure of a size in inches that is saved with the settings of the template, too."""
+    from matplotlib.figure import Figure
+
+    class Paper(Figure):
+        def savefig(self, *args: Any, **kwargs: Any) -> None:
+            with template(style):
+                super().savefig(*args, **kwargs)
+
+    return Paper(figsize=(width, height), layout="constrained")
 
 
 def draw_forest(comparison: Comparison, style: Style) -> Drawn:
     """Draw the differences to the reference: the interval over seeds, a tick per seed, and the mean by its evidence."""
-    if (plot := forest(comparison)) is None:
-        raise ValueError("there are no differences")
-    figure = new_figure(style, style.column, (4.5 + 1.6 * len(plot.rows)) * style.labels / 72)
-    axes, (low, high) = figure.add_subplot(), plot.limits
+    lines, metric, reference = comparison.lines, comparison.primary, comparison.reference.label
+    figure = new_figure(style, style.column, (4.5 + 1.6 * len(lines)) * style.labels / 72)
+    axes, (low, high) = figure.add_subplot(), limits_of(comparison, lines)
     beside = {"va": "center_baseline", "transform": axes.get_yaxis_transform()}
-    for y, row in enumerate(plot.rows):
-        colour, mean = GREY if row.level == "not clear" else row.identity.light, row.mean
-        axes.text(1.02, y, rounded(row.value), **beside)
-        if row.identity.family == "reference":
+    table = []
+    for y, line in enumerate(lines):
+        value, worst = (rounded(line.figures[name].mean) for name in ("mean", "worst_decile"))
+        axes.text(1.02, y, value, **beside)
+        if line.who.family == "reference":
             axes.axhspan(y - 0.48, y + 0.48, color=GRID, linewidth=0, zorder=0)
-        if mean is None:
-            continue
-        first, last = mean if row.low is None else row.low, mean if row.high is None else row.high
-        inside = low <= mean <= high
-        face = "white" if row.level == "on these clients only" and not inside else colour
-        ends = (first, last) if inside else (mean, mean)
-        for beyond, edge, arrow in ((ends[0] < low, low, 4), (ends[1] > high, high, 5)):
-            if beyond:
-                axes.plot(edge, y, marker=arrow, color=colour, markerfacecolor=face, markersize=3)  # the tip is there
-        if inside:
-            line = {"color": colour, "linewidth": 1.3, "alpha": 0.7, "solid_capstyle": "butt"}  # a cap may cross 0
-            axes.plot(np.clip([first, last], low, high), [y, y], **line)
-            seeds = [x for x in row.by_seed if low <= x <= high]
-            axes.plot(seeds, [y] * len(seeds), "|", color=colour, markersize=4.5, markeredgewidth=0.8)
-            axes.plot(mean, y, **mark_of(row.identity, row.level, 4.5))
+        if d := line.deltas[0]:
+            ends = [points(x, metric) for x in (d.mean, *d.over_seeds)]
+            _interval(axes, line.who, d, y, metric, (low, high))
         else:
-            edge, move, side = (low, 5, "left") if mean < low else (high, -5, "right")
-            _text(axes, plot.signed(mean), (edge, y), (move, 0), side)
-    metric = in_text(plot.metric)
-    axes.text(1.02, -0.9, metric, color=CONTEXT, **beside)
+            ends = [""] * 3
+            axes.plot(0, y, **mark_of(line.who, None, 4.5))
+        table.append((line.label, value, worst, *ends, d.level if d else "reference"))
+    axes.text(1.02, -0.9, in_text(metric), color=CONTEXT, **beside)
     axes.axvline(0, color=CONTEXT, linewidth=0.8, zorder=1)
-    axes.set(xlim=plot.limits, ylim=(len(plot.rows) - 0.4, -0.6), axisbelow=True)
-    axes.set_yticks(range(len(plot.rows)), [row.name for row in plot.rows])
+    axes.set(xlim=(low, high), ylim=(len(lines) - 0.4, -0.6), axisbelow=True)
+    axes.set_yticks(range(len(lines)), [line.label for line in lines])
     axes.grid(axis="x", color=GRID)
-    axes.xaxis.set_major_formatter(signed_tick)
-    axes.set_xlabel(f"difference to {plot.reference}" + ", percentage points" * bool(plot.unit))
-    found = []
-    for row in plot.rows:
-        ends = [plot.signed(x) for x in (row.mean, row.low, row.high)] if row.level else [""] * 3
-        found.append((row.name, rounded(row.value), rounded(row.worst), *ends, row.level or "reference"))
-    unit = ", in percentage points" * bool(plot.unit)
-    headers = ("method", metric, "worst decile", "difference", "from", "to", "evidence")
+    scale, _, unit = scale_of(metric)
+    axes.xaxis.set_major_formatter(lambda x, _: signed_tick(scale * x))
+    axes.set_xlabel(f"difference to {reference}" + ", percentage points" * bool(unit))
+    headers = ("method", in_text(metric), "worst decile", "difference", "from", "to", "evidence")
     marks = "Filled marks: clear; hollow: clear on these clients, not over seeds; grey dots: not clear; ticks: seeds"
-    lines = "Lines, and from, to: 95% interval over seeds; arrows: beyond the axis"
-    notes = (f"Difference to {plot.reference}{unit}", lines, marks, _round(comparison))
-    return figure, Table(title(comparison, in_words=True), headers, tuple(found), notes)
+    meaning = "Lines, and from, to: 95% interval over seeds; arrows: beyond the axis"
+    notes = (f"Difference to {reference}{POINTS * bool(unit)}", meaning, marks, _round(comparison))
+    return figure, Table(title(comparison, in_words=True), headers, tuple(table), notes)
+
+
+def _interval(axes: Axes, who: Identity, d: Difference, y: int, metric: str, limits: tuple[float, float]) -> None:
+    """Draw a difference: what lies beyond the limits as an arrow, and the mean there as a number."""
+    mean, (low, high), (first, last) = d.mean, limits, d.over_seeds
+    if mean is None:
+        return
+    colour = GREY if d.level == "not clear" else who.light
+    first, last = mean if first is None else first, mean if last is None else last
+    inside = low <= mean <= high
+    face = "white" if d.level == "on these clients only" and not inside else colour
+    ends = (first, last) if inside else (mean, mean)
+    for beyond, edge, arrow in ((ends[0] < low, low, 4), (ends[1] > high, high, 5)):
+        if beyond:
+            axes.plot(edge, y, marker=arrow, color=colour, markerfacecolor=face, markersize=3)  # the tip is there
+    if inside:
+        line = {"color": colour, "linewidth": 1.3, "alpha": 0.7, "solid_capstyle": "butt"}  # a cap may cross 0
+        axes.plot(np.clip([first, last], low, high), [y, y], **line)
+        seeds = [x for x in d.by_seed if low <= x <= high]
+        axes.plot(seeds, [y] * len(seeds), "|", color=colour, markersize=4.5, markeredgewidth=0.8)
+        axes.plot(mean, y, **mark_of(who, d.level, 4.5))
+    else:
+        edge, move, side = (low, 5, "left") if mean < low else (high, -5, "right")
+        _text(axes, points(mean, metric), (edge, y), (move, 0), side)
 
 
 def signed_tick(value: float, _: float | None = None) -> str:
@@ -114,7 +169,7 @@ def _panels(comparison: Comparison, style: Style, rows: Sequence[Row], x_label: 
     figure = new_figure(style, width, 0.45 + 1.0 * down)
     found = [*figure.subplots(down, along, sharex=True, sharey=True, squeeze=False).flat]
     for number, (axes, row) in enumerate(zip(found, rows, strict=False)):
-        axes.set_title(row.group.label, loc="left")
+        axes.set_title(row.label, loc="left")
         axes.tick_params(labelbottom=number + along >= len(rows), bottom=number + along >= len(rows))
         axes.grid(axis="y", color=GRID)
         axes.set_axisbelow(True)
@@ -132,62 +187,61 @@ def draw_curves(comparison: Comparison, style: Style, against: Against = "rounds
     """
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
-    by_round = {row.group.label: seed_points(row.group, "rounds", of_test()) for row in best_first(comparison.rows)}
-    points = {row.group.label: seed_points(row.group, against, of_test()) for row in best_first(comparison.rows)}
-    for found in points.values():
-        found[:, :, 0] = found[:, :, 0].mean(0)
+    each = [(row, curve(row.group), curve(row.group, against)) for row in best_first(comparison.rows)]
+    found = {row: (by_round, own) for row, by_round, own in each if by_round and own}
     name = {"rounds": "round", "bytes": "bytes in both directions, all clients", "seconds": "seconds"}[against]
-    rows = [row for row in best_first(comparison.rows) if points[row.group.label].size]
-    methods = [row.group.method for row in rows]
-    behind = [row for row in rows if (method := row.group.method) in ("local", "fedavg") and methods.count(method) == 1]
+    methods = [row.group.method for row in found]
+    behind = [row for row, m in zip(found, methods, strict=True) if m in ("local", "fedavg") and methods.count(m) == 1]
 
     def draw(axes: Axes, row: Row, line: str = "-", colour: str | None = None) -> None:
-        x, y = points[row.group.label][0, :, 0], points[row.group.label][:, :, 1]
-        shade = colour or identity(row.group.method).light
-        axes.plot(x, y.mean(0), line, color=shade, linewidth=0.8 if colour else 1.1)
+        own, shade = found[row][1], colour or row.who.light
+        axes.plot(own.x, own.mean, line, color=shade, linewidth=0.8 if colour else 1.1)
         if colour is None:
-            axes.fill_between(x, y.min(0), y.max(0), color=shade, alpha=0.2, linewidth=0)
+            axes.fill_between(own.x, own.low, own.high, color=shade, alpha=0.2, linewidth=0)
 
-    if len(rows) <= ONE_AXIS:
+    if len(found) <= ONE_AXIS:
         figure = new_figure(style, style.column, min(style.column * 0.7, HEIGHT))
         axes = figure.add_subplot(xlabel=name, ylabel=f"test {in_text(comparison.primary)}", axisbelow=True)
-        for row in rows:
-            draw(axes, row, LINES[identity(row.group.method).dash])
+        for row in found:
+            draw(axes, row, LINES[row.who.dash])
         axes.grid(axis="y", color=GRID)
         figure.draw_without_rendering()  # the labels need the limits and the height
-        _names_at_ends(axes, [(row.group, points[row.group.label]) for row in rows], style.labels)
+        _names_at_ends(axes, [(own.mean[-1], own.x[-1], row) for row, (_, own) in found.items()], style.labels)
     else:
-        shown = [row for row in rows if row not in behind]
+        shown = [row for row in found if row not in behind]
         figure, panels = _panels(comparison, style, shown, name)
         for axes, row in zip(panels, shown, strict=True):
             for other in behind:
                 draw(axes, other, "-" if other.group.method == "local" else "--", CONTEXT)
             draw(axes, row)
         for other in behind:
-            end, move = points[other.group.label][:, -1].mean(0), (0, -1.1 * style.ticks)
-            looks = {"color": CONTEXT, "fontsize": style.ticks}
-            _text(panels[0], other.group.label, end, move, "right", **looks)
+            end, looks = (found[other][1].x[-1], found[other][1].mean[-1]), {"color": CONTEXT, "fontsize": style.ticks}
+            _text(panels[0], other.label, end, (0, -1.1 * style.ticks), "right", **looks)
     figure.axes[0].xaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=1))  # the panels share it
     if against == "bytes":
         figure.axes[0].xaxis.set_major_formatter(EngFormatter("B"))
-    longest = max((found[0, :, 0] for found in by_round.values()), key=len)
+    longest = max((own.x for own, _ in found.values()), key=len)
     rounds = dict.fromkeys(longest[np.linspace(0, len(longest) - 1, 5).round().astype(int)])
     table = []
-    for row in rows:
-        x, y = by_round[row.group.label][0, :, 0], by_round[row.group.label][:, :, 1]
-        means, last = dict(zip(x, y.mean(0), strict=True)), y[:, -1]
+    for row, (own, _) in found.items():
+        means = dict(zip(own.x, own.mean, strict=True))
         cells = [f"{means[n]:.3f}" if n in means else "" for n in rounds]
-        table.append((row.group.label, *cells, f"{last.min():.3f}", f"{last.max():.3f}"))
+        table.append((row.label, *cells, f"{own.low[-1]:.3f}", f"{own.high[-1]:.3f}"))
     headers = ("method", *(f"round {n:.0f}" for n in rounds), "lowest", "highest")
     note = "Mean over seeds by round; band, and lowest and highest: seeds, in the table in the last round"
     return figure, Table(title(comparison, in_words=True), headers, tuple(table), (note, *comparison.objections))
 
 
-def _names_at_ends(axes: Axes, curves: Sequence[tuple[Group, np.ndarray]], size: float) -> None:
-    """Write names at the last points of curves: at least a line apart beside those that end together, else above."""
+def _names_at_ends(axes: Axes, found: Sequence[tuple[float, float, Row]], size: float) -> None:
+    """Write names at the last points of curves: at least a line apart beside those that end together, else above.
+
+    Args:
+        axes: of the curves.
+        found: y and x of each last point, and the row.
+        size: of the font.
+    """
     low, high = axes.get_ylim()
     line = 1.05 * size * (high - low) * axes.figure.dpi / 72 / axes.get_window_extent().height
-    found = [(points[:, -1, 1].mean(), points[0, -1, 0], group) for group, points in curves]
     longest = max(x for _, x, _ in found) or 1.0
     every = grouped((round(10 * end[1] / longest), end) for end in sorted(found, key=lambda end: end[0]))
     for ends in every.values():
@@ -196,24 +250,20 @@ def _names_at_ends(axes: Axes, curves: Sequence[tuple[Group, np.ndarray]], size:
             places.append(max(y, places[-1] + line))
         up = np.mean(places) - np.mean([y for y, *_ in ends])
         move, side = ((0, 0.9 * size), "center") if len(ends) == 1 < len(every) else ((4, 0), "left")
-        for (_, x, group), place in zip(ends, places, strict=True):
-            looks = {"color": identity(group.method).light, "path_effects": _halo()}
-            _text(axes, group.label, (x, place - up), move, side, **looks)
+        for (_, x, row), place in zip(ends, places, strict=True):
+            looks = {"color": row.who.light, "path_effects": _halo()}
+            _text(axes, row.label, (x, place - up), move, side, **looks)
 
 
 def draw_clients(comparison: Comparison, style: Style) -> Drawn:
     """Draw every client of every seed in the order of the reference's results, with what a method gains or loses."""
-    if (plot := forest(comparison)) is None:
-        raise ValueError("there are no differences")
-    base, by_label = _values(comparison, comparison.reference), {d.group.label: d for d in comparison.differences}
-    base = base.sort_values(ascending=comparison.higher, kind="stable")
-    rows = [row for row in best_first(comparison.rows) if row.group.label in by_label]
+    values, metric, reference = client_table(comparison), comparison.primary, comparison.reference.label
+    found = [(line, line.deltas[0]) for line in comparison.lines if line.deltas[0]]
     who = "clients, mean over seeds" if comparison.families[0].same_clients else "clients of all seeds"
-    figure, panels = _panels(comparison, style, rows, f"{who}, by the result of {plot.reference}")
-    x, table, sign = np.arange(len(base)), [], 1 if comparison.higher else -1
-    for axes, row in zip(panels, rows, strict=True):
-        d, colour = by_label[row.group.label], identity(row.group.method).light
-        theirs, ours = base.to_numpy(), _values(comparison, row.group).reindex(base.index).to_numpy()
+    figure, panels = _panels(comparison, style, [line for line, _ in found], f"{who}, by the result of {reference}")
+    x, table, sign, theirs = np.arange(len(values)), [], 1 if comparison.higher else -1, values[reference].to_numpy()
+    for axes, (line, d) in zip(panels, found, strict=True):
+        ours, colour = values[line.label].to_numpy(), line.who.light
         gain = sign * (ours - theirs).round(12)
         axes.plot(x, theirs, "_", color=CONTEXT, markersize=2, markeredgewidth=0.6)
         for chosen, edge, face in ((gain < 0, INK, "white"), (gain > 0, colour, colour)):
@@ -222,12 +272,12 @@ def draw_clients(comparison: Comparison, style: Style) -> Drawn:
             axes.plot(x[chosen], ours[chosen], "o", **dots)
         axes.set_xlabel(f"{d.worse} of {d.pairs} worse", color=CONTEXT, fontsize=style.ticks)
         axes.set_xticks([])
-        ends = [plot.signed((100 if plot.unit else 1) * sign * end) for end in (np.nanmin(gain), np.nanmax(gain))]
-        table.append((row.group.label, *map(str, (d.better, d.equal, d.worse)), *ends))
+        ends = [points(sign * end, metric) for end in (np.nanmin(gain), np.nanmax(gain))]
+        table.append((line.label, *map(str, (d.better, d.equal, d.worse)), *ends))
     headers = ("method", "better", "equal", "worse", "worst difference", "best difference")
-    unit = ", in percentage points" * bool(plot.unit)
-    note = f"{who.capitalize()}, compared with {plot.reference}; differences of single clients{unit}"
-    marks = f"Dashes: {plot.reference}; filled marks: better, hollow: worse"
+    unit = POINTS * bool(scale_of(metric)[2])
+    note = f"{who.capitalize()}, compared with {reference}; differences of single clients{unit}"
+    marks = f"Dashes: {reference}; filled marks: better, hollow: worse"
     return figure, Table(title(comparison, in_words=True), headers, tuple(table), (note, marks, _round(comparison)))
 
 
@@ -235,54 +285,41 @@ def _round(comparison: Comparison) -> str:
     return f"Round: {CHOSEN[comparison.choice]}"
 
 
-def _values(comparison: Comparison, group: Group) -> Any:
-    """Return the primary metric of a group by seed and client; of clients that are the same in every seed, the mean."""
-    from pandas import concat
-
-    found = concat({run.seed: client_values(run, comparison.choice)[comparison.primary] for run in group.runs})
-    return found.groupby(level=1).mean() if comparison.families[0].same_clients else found
-
-
 def draw_cost(comparison: Comparison, style: Style) -> Drawn:
     """Draw the primary metric by the bytes of the whole run; marks off the frontier are small."""
     from matplotlib.ticker import EngFormatter
 
-    worth, rows = frontier(comparison), best_first(comparison.rows)
-    sizes = {row.group.label: row.figures["bytes_total"].mean for row in rows}
-    none = min((size for size in sizes.values() if size), default=1.0) / 3  # where runs without bytes are
-    at = {row.group.label: (sizes[row.group.label] or none, row.figures["mean"].mean) for row in rows}
+    worth, sizes = frontier(comparison), {row: row.figures["bytes_total"].mean for row in comparison.lines}
+    sent = [size for size in sizes.values() if size] or [1.0]
+    none, without = min(sent) / 3, not all(sizes.values())  # where runs without bytes are
+    at = {row: (size or none, row.figures["mean"].mean) for row, size in sizes.items()}
     figure = new_figure(style, style.column, min(style.column * 0.7, HEIGHT))
     axes = figure.add_subplot(xscale="log", axisbelow=True)
     axes.margins(0.12, 0.08)
-    last = max(x for x, _ in at.values()), at[worth[-1].group.label][1]
-    steps = np.array([*(at[row.group.label] for row in worth), last])
+    steps = np.array([*map(at.__getitem__, worth), (max(x for x, _ in at.values()), at[worth[-1]][1])])
     axes.step(*steps.T, where="post", color=CONTEXT, linewidth=0.8)
-    for row in rows:
-        axes.plot(*at[row.group.label], **mark_of(identity(row.group.method), "clear", 5 if row in worth else 3.5))
+    for row, place in at.items():
+        axes.plot(*place, **mark_of(row.who, "clear", 5 if row in worth else 3.5))
     low, high = axes.get_ylim()
-    more = max(2.5 * least_length(comparison) - (high - low), 0) / 2
+    more = max(2.5 * comparison.least - (high - low), 0) / 2
     axes.set_ylim(low - more, high + more)
     axes.grid(axis="y", color=GRID)
     axes.set(xlabel="bytes in both directions, all clients, whole run", ylabel=f"test {in_text(comparison.primary)}")
-    ends = [size for size in sizes.values() if size] or [1.0]
-    round_numbers = [digit * 10.0**power for power in range(16) for digit in (1, 2, 5)]
-    first = max(sum(tick <= min(ends) for tick in round_numbers) - 1, 0)
-    ticks = round_numbers[first : max(first + 2, sum(tick <= max(ends) for tick in round_numbers))]
-    without = [none] * (not all(sizes.values()))
-    axes.set_xticks([*without, *ticks], [*(["none"] * len(without)), *map(EngFormatter("B"), ticks)])
+    ticks = log_axis(sent).ticks
+    axes.set_xticks([*[none] * without, *ticks], [*["none"] * without, *map(EngFormatter("B"), ticks)])
     axes.minorticks_off()
     if without:  # this place is not on the scale
         break_ = {"ha": "center", "va": "center", "transform": axes.get_xaxis_transform(), "color": CONTEXT}
         axes.text(1.3 * none, 0, "//", **break_, bbox={"color": "white", "pad": 0.5})
     figure.draw_without_rendering()  # sets the scale of the axes, which the names need
-    marks = [(row.group, at[row.group.label], row in worth) for row in dict.fromkeys([*worth, *rows])]
+    marks = [(row, at[row], row in worth) for row in dict.fromkeys([*worth, *at])]
     _names_with_room(axes, marks, style.ticks, steps)
-    table = []
-    for row in sorted(rows, key=lambda row: sizes[row.group.label]):
-        size, mean = format_bytes(sizes[row.group.label]), f"{row.figures['mean'].mean:.3f}"
-        table.append((row.group.label, size, mean, "yes" * (row in worth)))
+    table = [
+        (row.label, format_bytes(sizes[row]), f"{row.figures['mean'].mean:.3f}", "yes" * (row in worth))
+        for row in sorted(sizes, key=sizes.__getitem__)
+    ]
     headers = ("method", "bytes", in_text(comparison.primary), "frontier")
-    clearly = "clearly " * any(len(group.runs) > 1 for group in comparison.groups)
+    clearly = "clearly " * (comparison.seeds > 1)
     line = f"Frontier: each {clearly}better than the one with fewer bytes before it"
     notes = ("Bytes: both directions, all clients, whole run", line, _round(comparison))
     return figure, Table(title(comparison, in_words=True), headers, tuple(table), notes)
@@ -295,27 +332,27 @@ def _halo() -> list[Any]:
 
 
 def _names_with_room(
-    axes: Axes, points: Sequence[tuple[Group, tuple[float, float], bool]], size: float, steps: np.ndarray
+    axes: Axes, found: Sequence[tuple[Row, tuple[float, float], bool]], size: float, steps: np.ndarray
 ) -> None:
     """Write names beside points where they cover neither points nor names nor the line.
 
     Args:
         axes: of the points.
-        points: group, place, and whether the name is in colour; the first have the choice.
+        found: row, place, and whether the name is in colour; the first have the choice.
         size: of the font.
         steps: the corners of the line, [corners, 2], where it goes up, and its end.
     """
     from matplotlib.transforms import Bbox
 
-    dot, places = axes.figure.dpi / 72, [axes.transData.transform(at) for _, at, _ in points]
+    dot, places = axes.figure.dpi / 72, [axes.transData.transform(at) for _, at, _ in found]
     taken = [Bbox.from_bounds(x - 3 * dot, y - 3 * dot, 6 * dot, 6 * dot) for x, y in places]
     corners = axes.transData.transform(steps)
     for (x, y), (end, up) in zip(corners, [*corners[1:], corners[-1]], strict=True):
         taken += [Bbox([[x, y - dot], [end, y + dot]]), Bbox([[end - dot, min(y, up)], [end + dot, max(y, up)]])]
     near = [next(n for n, at in enumerate(places) if math.dist(at, place) < 3 * dot) for place in places]
-    for number, alike in grouped(zip(near, points, strict=True)).items():
+    for number, alike in grouped(zip(near, found, strict=True)).items():
         (first, at, coloured), (x, y) = alike[0], places[number]
-        lines = textwrap.wrap(listed([group.label for group, *_ in alike]), 24)  # of marks that cover each other
+        lines = textwrap.wrap(listed([row.label for row, *_ in alike]), 24)  # of marks that cover each other
         wide = size * dot * max(sum(0.75 if letter.isupper() else 0.52 for letter in line) for line in lines)
         high = size * dot * (1.2 * len(lines) - 0.2)
         sides = [("left", 5, 0), ("right", -5, 0), *(("center", 0, up) for up in (8, -8, 16, -16))]
@@ -325,7 +362,7 @@ def _names_with_room(
             inside = axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1 and axes.bbox.y0 <= box.y0
             if inside and not any(map(box.overlaps, taken)):
                 taken.append(box)
-                colour, weight = (identity(first.method).light, "bold") if coloured else (CONTEXT, "normal")
+                colour, weight = (first.who.light, "bold") if coloured else (CONTEXT, "normal")
                 looks = {"fontsize": size, "fontweight": weight, "path_effects": _halo()}
                 if abs(up) > 8:  # a line leads to the mark
                     looks["arrowprops"] = {"arrowstyle": "-", "color": CONTEXT, "linewidth": 0.4, "shrinkB": 2}

@@ -8,22 +8,21 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pflsim.analysis.paper_style import STYLES, template
+from pflsim.analysis.compare import Add, of_groups
+from pflsim.analysis.drawings import DRAWN, STYLES, template
 from pflsim.config.names import nearest
 from pflsim.errors import SettingsError
 from pflsim.progress import counted
-from pflsim.terminal.exit_status import command_parser, exit_status
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from pflsim.analysis.charts import Against
     from pflsim.analysis.comparison import Comparison
-    from pflsim.analysis.curves import Against
     from pflsim.analysis.tables import Table
 
 
 FORMATS = ("pdf", "svg", "png")
-NAMES = ("forest", "curves", "clients", "cost")
 EXAMPLES = """examples:
   {program} figures runs                                     all figures, for a column of ICML, into figures/
   {program} figures runs --style ieee --only forest,curves   two of them, for a column of IEEE
@@ -31,30 +30,18 @@ EXAMPLES = """examples:
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Returns:
-        The exit status: 0, or 2 after an error.
-    """
-    about = "Draw figures for a paper, each with a LaTeX table of its numbers."
-    parser = command_parser("figures", about, EXAMPLES)
-    add = parser.add_argument
-    add("runs", nargs="+", metavar="RUNS", help="run folders, folders of runs, or patterns")
+def options(add: Add) -> None:
+    """Add the options of the command."""
+    of_groups(add)
     add("--style", choices=[*STYLES], default="icml", help="template; default: icml")
     add("--format", choices=FORMATS, default="pdf", help="default: pdf")
-    add("--only", metavar="NAMES", help=f"some of {','.join(NAMES)}; default: all")
+    add("--only", metavar="NAMES", help=f"some of {','.join(DRAWN)}; default: all")
     add("--out", type=Path, default=Path("figures"), metavar="DIR", help="folder; default: figures")
     add("--against", choices=["rounds", "bytes", "seconds"], default="rounds", help="x axis of curves; default: rounds")
-    default = "local, else fedavg; of settings of one method, the best"
-    add("--reference", metavar="LABEL", help=f"label or method to compare with; default: {default}")
-    at = "round that figures are taken from; default: best_val if all runs have validation data, else last"
-    add("--at", choices=["best_val", "last", "best_test_oracle"], help=at)
-    options = parser.parse_args(arguments)
-    return exit_status(lambda: _write(options))
 
 
-def _write(options: argparse.Namespace) -> None:
+def execute(options: argparse.Namespace) -> None:
+    """Draw figures for a paper, each with a LaTeX table of its numbers."""
     from pflsim.analysis.comparison import compare_sets
     from pflsim.analysis.runs import find_runs, read_run
     from pflsim.analysis.tables import cautions, drawn
@@ -81,22 +68,19 @@ def all_figures(
 
     Args:
         compared: comparisons; with several, `-1`, `-2`, … is added to the names. Without differences there are curves.
-        style: the template, a key of `pflsim.analysis.paper_style.STYLES`.
-        only: some of `NAMES`, also in one string with commas; None: all.
+        style: the template, a key of `STYLES`.
+        only: some of `DRAWN`, also in one string with commas; None: all.
         against: the x axis of curves.
 
     Raises:
         SettingsError: there is no such style or figure, or nothing to draw.
     """
-    from pflsim.analysis.drawings import DRAWN
-
-    names, found = only.split(",") if isinstance(only, str) else [*(only or NAMES)], {}
-    for name, known in ((style, STYLES), *((name, NAMES) for name in names)):
+    names, found = only.split(",") if isinstance(only, str) else [*(only or DRAWN)], {}
+    for name, known in ((style, STYLES), *((name, DRAWN) for name in names)):
         if name not in known:
             raise SettingsError(f"figures: {name}: {nearest(name, known)}")
     for number, comparison in enumerate(compared, 1):
-        different = comparison.differences and not comparison.objections
-        for name in names if different else {*names} & {"curves"}:
+        for name in names if comparison.paired else {*names} & {"curves"}:
             with template(STYLES[style]):
                 drawn = DRAWN[name](comparison, STYLES[style], *[against] * (name == "curves"))
             found[f"{name}-{number}" if len(compared) > 1 else name] = drawn

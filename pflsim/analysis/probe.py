@@ -12,10 +12,10 @@ import numpy as np
 from pflsim.analysis.comparison import Comparison, best_first, compare
 from pflsim.analysis.differences import Difference
 from pflsim.analysis.groups import Group, group_runs
-from pflsim.analysis.report.forest import Benchmark
+from pflsim.analysis.report.charts import Benchmark
 from pflsim.analysis.report.page import environment
 from pflsim.analysis.runs import Run
-from pflsim.analysis.verdict import scale_of, signed
+from pflsim.analysis.verdict import points, scale_of
 from pflsim.analysis.words import heading
 from pflsim.config.names import listed
 from pflsim.data.dataset import Dataset
@@ -139,8 +139,7 @@ class Answer:
             chosen[APPROACHES[group.method]] = group
         rows = best_first(whole.rows)
         order = [row.group for row in rows if chosen[APPROACHES[row.group.method]] is row.group]
-        points = scale_of(whole.primary)[0] == 100
-        tolerance = 0.005 if points else 0.01 * abs(rows[0].figures["mean"].mean)
+        tolerance = 0.005 if scale_of(whole.primary)[2] else 0.01 * abs(rows[0].figures["mean"].mean)
         between = compare(order, whole.choice, reference=order[0].label)
         return cls(whole, between, tolerance, rising(whole.groups, tolerance))
 
@@ -168,8 +167,9 @@ class Answer:
     @property
     def beyond_alone(self) -> list[str]:
         """The methods of the approaches that are clearly better than training alone."""
-        found = [d for d in self.whole.families[0].differences if d.group in self.between.groups]
-        return [shown(d.group) for d in found if d.level == "clear" and ((d.mean or 0) > 0) == self.whole.higher]
+        each = self.whole.families[0]
+        found = [d for d in each.differences if d.level == "clear" and each.gains(d)]
+        return [shown(d.group) for d in found if d.group in self.between.groups]
 
     @property
     def by_approach(self) -> list[tuple[str, list[str]]]:
@@ -204,13 +204,14 @@ class Answer:
     @property
     def verdict(self) -> str:
         """What is best, how certain this is, and what decides, or what still rises."""
-        (scale, digits, unit), run, found = scale_of(self.whole.primary), self.whole.runs[0], self.between.differences
+        metric, run, found = self.whole.primary, self.whole.runs[0], self.between.differences
+        unit = scale_of(metric)[2]
         for gain, group in self.rises[:1]:
-            by = f"{signed(scale * gain, digits)}{unit} in the last {run.done - run.done * 3 // 4} rounds"
+            by = f"{points(gain, metric)}{unit} in the last {run.done - run.done * 3 // 4} rounds"
             return f"Not yet: {shown(group)} still rises, {by}; rounds={2 * run.done}."
         levels = [d.level for d in found if APPROACHES[d.group.method] not in self.ahead]
         level = min(levels, key=LEVELS.index, default="equal")
-        within = f"{signed(scale * self.tolerance, digits).removeprefix('+')}{unit}"
+        within = f"{points(self.tolerance, metric).removeprefix('+')}{unit}"
         equal = f"{listed(self.ahead)}, equal within {within}; the simplest is {self.best}"
         best = equal if len(self.ahead) > 1 else f"{self.best} ({level})"
         seeds = f"three more seeds, --seeds {len(self.between.reference.runs) + 3} ({listed(self.undecided)})"
@@ -223,10 +224,12 @@ class Answer:
 
     def gap(self, d: Difference) -> str:
         """Return how far the first approach is ahead, with the interval."""
-        scale, digits, unit = scale_of(self.whole.primary)
-        gaps = [(-scale if self.whole.higher else scale) * end for end in (d.mean or 0.0, *self.ends(d))]
-        mean, low, high = (signed(gap, digits).removeprefix("+") for gap in (gaps[0], min(gaps), max(gaps)))
-        return f"{mean}{unit} (95% interval {low} to {high})"
+        gaps, metric = (
+            [(-1 if self.whole.higher else 1) * end for end in (d.mean or 0.0, *self.ends(d))],
+            self.whole.primary,
+        )
+        mean, low, high = (points(gap, metric).removeprefix("+") for gap in (gaps[0], min(gaps), max(gaps)))
+        return f"{mean}{scale_of(metric)[2]} (95% interval {low} to {high})"
 
     def next(self) -> tuple[str, list[str]]:
         """Return what to try, and the methods; none while an approach rises."""
@@ -320,6 +323,6 @@ def update_cosine(trace: Path) -> float:
 
 def page(answer: Answer, **content: Any) -> str:
     """Return the page with an answer and other values of the template."""
-    shown = Benchmark(answer.whole, answer.whole, None)
-    env = environment([line.who for line in shown.lines])
-    return env.get_template("probe.html").render(content, answer=answer, b=shown, about=heading(answer.whole))
+    whole = answer.whole
+    template = environment([line.who for line in whole.lines]).get_template("probe.html")
+    return template.render(content, answer=answer, b=Benchmark(whole, whole, None), about=heading(whole))

@@ -5,29 +5,29 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from io import StringIO
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import tabulate as tabulate_module
 from rich.console import Console
 from tabulate import LATEX_ESCAPE_RULES, tabulate
 
-from pflsim.analysis.comparison import Comparison, Row, Spread, best_first
-from pflsim.analysis.differences import Family
-from pflsim.analysis.forest import as_text, forest
+from pflsim.analysis.comparison import Comparison, Row, Spread
+from pflsim.analysis.differences import Difference, Family
+from pflsim.analysis.forest import as_text
 from pflsim.analysis.runs import incomplete, run_settings
-from pflsim.analysis.verdict import fixed, over_benchmarks, rounded, scale_of, signed, steady
+from pflsim.analysis.verdict import fixed, over_benchmarks, points, rounded, scale_of, steady
 from pflsim.analysis.words import about
 from pflsim.config.names import listed, written
 from pflsim.data.splits import copies_labels
 from pflsim.errors import SettingsError
 from pflsim.records.summary import who_is_evaluated
-from pflsim.terminal.formats import CHOSEN, NONE, WIDTH, byte_unit, in_text, wrapped
+from pflsim.terminal.formats import CHOSEN, NONE, byte_unit, in_text, wrapped
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -57,44 +57,67 @@ class Table:
     plot: str = ""
 
 
-def tables(comparison: Comparison) -> list[Table]:
+def tables(comparison: Comparison, plot: str = "") -> list[Table]:
     """Return the table of the groups and, if there are differences, the table of these for each reference."""
-    families = [] if comparison.objections else [each for each in comparison.families if each.differences]
-    return [figures(comparison), *(paired(comparison, each) for each in families)]
+    return [figures(comparison, plot), *(paired(comparison, each) for each in comparison.families if comparison.paired)]
 
 
-def figures(comparison: Comparison) -> Table:
+def figures(comparison: Comparison, plot: str = "") -> Table:
     """Return a table with one line per group, the best first if they can be compared."""
-    rows, target = comparison.rows, comparison.target
-    if not comparison.objections:
-        rows = [*best_first(rows), *(row for row in rows if "mean" not in row.figures)]
-    unit, scale = byte_unit(max(row.figures["bytes_total"].mean for row in rows))
-    columns = {"method": [row.group.label for row in rows]}
-    columns[MODEL] = [f"{row.scope.model}, {row.scope.phase}" for row in rows]
+    rows = [*comparison.lines, *(row for row in comparison.rows if row not in comparison.lines)]
+    cells = {"method": [row.label for row in rows]}
+    cells[MODEL] = [f"{row.scope.model}, {row.scope.phase}" for row in rows]
     if len({row.group.seeds for row in rows}) > 1:
-        columns["seeds"] = [numbers(row.group.seeds) for row in rows]
-    columns["round" + "\n(oracle)" * (comparison.choice == "best_test_oracle")] = [span(row.rounds) for row in rows]
+        cells["seeds"] = [numbers(row.group.seeds) for row in rows]
+    for column in columns(comparison):
+        if column.header:
+            found = [row.figures.get(column.figure) for row in rows]
+            cells[column.header] = [NONE if spread is None else column.text(spread) for spread in found]
+    lines = tuple(zip(*cells.values(), strict=True))
+    text = " ".join(comparison.sentences)
+    return Table(title(comparison), tuple(cells), lines, tuple(notes(comparison)), text, plot)
 
-    def add(header: str, name: str, decimals: int | None = None, scale: float = 1, std: bool = True) -> None:
-        columns[header] = [_spread(row.figures.get(name), decimals, scale, std) for row in rows]
 
-    def count(header: str, name: str) -> None:
-        columns[header] = [span(row.figures[name].values) if name in row.figures else NONE for row in rows]
+class Column(NamedTuple):
+    """A figure of the groups, in tables and in records.
 
-    add(in_text(comparison.primary).replace(" ", "\n"), "mean", 3)
-    add("weighted\nmean", "weighted_mean", 3, std=False)
-    if any(row.figures["undefined"].mean for row in rows if "undefined" in row.figures):
-        count("undefined\nclients", "undefined")
-    add("worst\ndecile", "worst_decile", 3)
-    for name in comparison.metrics:
-        add(in_text(name).replace(" ", "\n"), name, 3)
-    add(f"{unit} until\nround", "bytes_until_round", None, scale, std=False)
-    add(f"{unit}\nin all", "bytes_total", None, scale, std=False)
-    if target is not None:
-        count(f"rounds\nto {target:g}", "rounds_to_target")
-        add(f"{unit}\nto {target:g}", "bytes_to_target", None, scale, std=False)
-    lines = tuple(zip(*columns.values(), strict=True))
-    return Table(title(comparison), tuple(columns), lines, tuple(notes(comparison)), " ".join(comparison.sentences))
+    Args:
+        name: the start of its keys in records; "": it is in none.
+        header: in tables; "": it is in none.
+        figure: a key of `Row.figures`.
+        text: formats it in tables.
+    """
+
+    name: str
+    header: str
+    figure: str
+    text: Callable[[Spread], str]
+
+
+def columns(comparison: Comparison) -> list[Column]:
+    """Return the figures in the order of tables and records."""
+    unit, scale = byte_unit(max(row.figures["bytes_total"].mean for row in comparison.rows))
+    oracle = "\n(oracle)" * (comparison.choice == "best_test_oracle")
+    undefined = any(row.figures["undefined"].mean for row in comparison.rows if "undefined" in row.figures)
+    reaches, to = comparison.target is not None, f"\nto {comparison.target or 0:g}"
+
+    def size(spread: Spread) -> str:
+        mean = spread.mean / scale
+        return fixed(mean, next((n for n, least in enumerate((99.95, 9.995, 0.9995)) if mean >= least), 3 * (mean > 0)))
+
+    return [
+        Column("round", f"round{oracle}", "round", _span),
+        Column(comparison.primary, in_text(comparison.primary).replace(" ", "\n"), "mean", _spread),
+        Column("weighted", "weighted\nmean", "weighted_mean", lambda spread: fixed(spread.mean, 3)),
+        Column("", "undefined\nclients" * undefined, "undefined", _span),
+        Column("worst_decile", "worst\ndecile", "worst_decile", _spread),
+        Column("best_decile", "", "best_decile", _spread),
+        *(Column(name, in_text(name).replace(" ", "\n"), name, _spread) for name in comparison.metrics),
+        Column("bytes_until_round", f"{unit} until\nround", "bytes_until_round", size),
+        Column("bytes_total", f"{unit}\nin all", "bytes_total", size),
+        Column("rounds_to_target", f"rounds{to}" * reaches, "rounds_to_target", _span),
+        Column("bytes_to_target", f"{unit}{to}" * reaches, "bytes_to_target", size),
+    ]
 
 
 def paired(comparison: Comparison, family: Family) -> Table:
@@ -107,11 +130,11 @@ def paired(comparison: Comparison, family: Family) -> Table:
     headers = ("method", unit, difference, *intervals, "better", "equal", "worse", *tests, "evidence")
     rows, better = [], 1 if comparison.higher else -1
     for d in sorted(family.differences, key=lambda d: math.inf if d.mean is None else -better * d.mean):
-        seeds = NONE if None in d.over_seeds else f"[{', '.join(_signed(comparison, x) for x in d.over_seeds)}]"
+        seeds = NONE if None in d.over_seeds else f"[{', '.join(points(x, comparison.primary) for x in d.over_seeds)}]"
         ends, counts = (seeds, steady(d.low, d.high, *scale[:2])), map(str, (d.better, d.equal, d.worse))
         own = d.seeds and d.seeds.p_holm, d.p_holm
         p = (NONE if x is None else f"{x:.3f}" if x >= 0.0095 else f"{x:.2g}" for x in own)
-        rows.append((d.group.label, str(d.pairs), _signed(comparison, d.mean), *ends, *counts, *p, d.level))
+        rows.append((d.group.label, str(d.pairs), points(d.mean, comparison.primary), *ends, *counts, *p, d.level))
     about = f"Differences to {reference}, client by client"
     tested = f", Holm-corrected for {family.tests} comparisons" if corrected else ""
     over_seeds = "clients and seeds are both random" if family.same_clients else "moderated t test of the seeds' means"
@@ -137,15 +160,11 @@ def _record(comparison: Comparison, row: Row, settings: list[str]) -> dict[str, 
     group = row.group
     alike = next((labels for labels in comparison.identical if group.label in labels), ())
     same = [each.name for each in comparison.groups if each.label in alike and each is not group]
-    families = zip(("", "fedavg_"), comparison.families, strict=False)
+    families = zip(("", "fedavg_"), comparison.families, row.deltas, strict=False)
+    spreads = [(column.name, row.figures.get(column.figure)) for column in columns(comparison) if column.name]
+    figures = [(f"{name}_{what}", getattr(s, what, None)) for name, s in spreads for what in ("mean", "std")]
 
-    def columns(*names: str) -> dict[str, float | None]:
-        figures = {comparison.primary: "mean", "weighted": "weighted_mean"}
-        spreads = {n: row.figures.get(figures.get(n, n)) for n in names}
-        return {f"{n}_{what}": getattr(s, what, None) for n, s in spreads.items() for what in ("mean", "std")}
-
-    def difference(family: Family) -> dict[str, Any]:
-        d = next((d for d in family.differences if d.group is group), None)
+    def difference(family: Family, d: Difference | None) -> dict[str, Any]:
         ends = ("difference_low_over_seeds", "difference_high_over_seeds")
         return {
             "reference": family.reference.name if d else None,
@@ -169,12 +188,11 @@ def _record(comparison: Comparison, row: Row, settings: list[str]) -> dict[str, 
         "seeds": " ".join(map(str, group.seeds)),
         "complete": written(all(run.complete for run in group.runs)),
         "round_chosen_by": comparison.choice,
-        **columns("round", comparison.primary, "weighted", "worst_decile", "best_decile", *comparison.metrics),
-        **columns("bytes_until_round", "bytes_total"),
+        **dict(figures[:-4]),
         "target": comparison.target,
         "seeds_reaching_target": row.reached,
-        **columns("rounds_to_target", "bytes_to_target"),
-        **{f"{start}{key}": value for start, each in families for key, value in difference(each).items()},
+        **dict(figures[-4:]),
+        **{f"{start}{key}": value for start, *each in families for key, value in difference(*each).items()},
         "identical_to": "; ".join(same),
     }
 
@@ -185,27 +203,12 @@ def span(counts: Sequence[float]) -> str:
     return "–".join([first, *others[-1:]])
 
 
-def _spread(spread: Spread | None, decimals: int | None, scale: float, std: bool) -> str:
-    """Format `mean ± std`.
-
-    Args:
-        spread: the values; None: there are none.
-        decimals: after the point; None: as for three digits, at most three.
-        scale: size of the unit.
-        std: whether to add the standard deviation.
-    """
-    if spread is None:
-        return NONE
-    mean = spread.mean / scale
-    if decimals is None:
-        decimals = 0 if mean == 0 else next((n for n, least in enumerate((99.95, 9.995, 0.9995)) if mean >= least), 3)
-    text = fixed(mean, decimals)
-    return text if spread.std is None or not std else f"{text} ± {fixed(spread.std / scale, decimals)}"
+def _span(spread: Spread) -> str:
+    return span(spread.values)
 
 
-def _signed(comparison: Comparison, value: float | None) -> str:
-    scale, decimals, _ = scale_of(comparison.primary)
-    return signed(None if value is None else scale * value, decimals)
+def _spread(spread: Spread) -> str:
+    return fixed(spread.mean, 3) + ("" if spread.std is None else f" ± {fixed(spread.std, 3)}")
 
 
 def title(comparison: Comparison, in_words: bool = False) -> str:
@@ -218,12 +221,8 @@ def title(comparison: Comparison, in_words: bool = False) -> str:
     data, rules, clients, rounds, model, partition = about(comparison)
     seeds = {group.seeds for group in comparison.groups}
     own = seeds.pop() if len(seeds) == 1 else ()
-    what = [
-        f"Test {in_text(comparison.primary)}" + (f" on {data}" if data else ""),
-        rules if in_words else partition,
-        clients,
-        model,
-    ]
+    tested = f"Test {in_text(comparison.primary)}" + (f" on {data}" if data else "")
+    what = [tested, rules if in_words else partition, clients, model]
     how = [rounds, own and f"seed{'s' if len(own) > 1 else ''} {numbers(own)}"]
     return "; ".join(filter(None, (", ".join(filter(None, words)) for words in (what, how))))
 
@@ -296,7 +295,7 @@ def remarks(comparison: Comparison) -> Iterator[str]:
         if any(never):
             what = f"clients that have not taken part up to that round: {span(sorted(never))}"
             mean = Spread(tuple(others)).mean
-            yield f"{row.group.label}: {what}; without them, the {in_text(comparison.primary)} is {rounded(mean)}"
+            yield f"{row.label}: {what}; without them, the {in_text(comparison.primary)} is {rounded(mean)}"
 
 
 def numbers(values: Sequence[int]) -> str:
@@ -312,35 +311,33 @@ def render(comparisons: Sequence[Comparison], kind: Format, terminal: Console | 
     Args:
         comparisons: what to write.
         kind: the format; text begins with a forest plot.
-        terminal: decides the width and the colours of text; a file or None: whole tables, without colours.
+        terminal: decides the width and the colours of the forest plot; None: 80 columns, without colours.
     """
     if kind == "csv":
         return as_csv([record for comparison in comparisons for record in records(comparison)])
-    made, screen = [tables(comparison) for comparison in comparisons], terminal or Console(width=80, file=StringIO())
-    if kind == "text":
-        plots = [forest_text(comparison, screen) for comparison in comparisons]
-        made = [[replace(first, plot=plot), *rest] for plot, (first, *rest) in zip(plots, made, strict=True)]
-    width = screen.width if screen.is_terminal else math.inf
-    return "\n\n\n".join(drawn(each, kind, width) for each in (*made, overview(comparisons)) if each)
+    screen = terminal or Console(width=80, file=StringIO())
+    made = (tables(each, forest_text(each, screen) if kind == "text" else "") for each in comparisons)
+    return "\n\n\n".join(drawn(each, kind) for each in (*made, overview(comparisons)) if each)
 
 
 def forest_text(comparison: Comparison, terminal: Console) -> str:
     """Return the forest plot of a comparison as characters for a terminal; "" if its groups cannot be compared."""
-    plot = forest(comparison)
-    if plot is None:
+    if not comparison.paired:
         return ""
     page = "light" if os.environ.get("COLORFGBG", "").endswith((";7", ";15")) else "dark"
     with terminal.capture() as captured:
-        terminal.print(as_text(plot, terminal.width, page), soft_wrap=True, highlight=False)
+        terminal.print(as_text(comparison, comparison.lines, terminal.width, page), soft_wrap=True, highlight=False)
     return captured.get().rstrip("\n")
 
 
 def overview(comparisons: Sequence[Comparison]) -> list[Table]:
     """Return a table with the differences of each method on several benchmarks; nothing with fewer than two."""
-    found = [each for each in comparisons if each.differences and not each.objections]
+    found = [each for each in comparisons if each.paired]
     if len(found) < 2:
         return []
-    differences = [{d.group.label: f"{_signed(each, d.mean)}, {d.level}" for d in each.differences} for each in found]
+    differences = [
+        {d.group.label: f"{points(d.mean, each.primary)}, {d.level}" for d in each.differences} for each in found
+    ]
     rows = [
         (label, *(own.get(label, NONE) for own in differences))
         for label in dict.fromkeys(label for own in differences for label in own)
@@ -350,37 +347,21 @@ def overview(comparisons: Sequence[Comparison]) -> list[Table]:
         for n, each in enumerate(found, 1)
     ]
     headers = ("method", *map(str, range(1, len(found) + 1)))
-    text = over_benchmarks([(each.families[0], each.higher) for each in found])
+    text = over_benchmarks([each.families[0] for each in found])
     return [Table("Differences on each benchmark", headers, tuple(rows), tuple(notes), text)]
 
 
-def drawn(made: Sequence[Table], kind: Format, width: float = math.inf) -> str:
-    """Return tables below each other; text has at most `width` columns, and its sentences at most `WIDTH`."""
-    formats = {"text": lambda table: _text(table, width), "markdown": _markdown, "latex": _latex}
-    return "\n\n".join(map(formats[kind], made))
+def drawn(made: Sequence[Table], kind: Format) -> str:
+    """Return tables below each other; sentences of text have lines of at most `WIDTH`."""
+    return "\n\n".join(map({"text": _text, "markdown": _markdown, "latex": _latex}[kind], made))
 
 
-def _text(table: Table, width: float) -> str:
-    columns = int(min(width, WIDTH))
+def _text(table: Table) -> str:
     title, text, *notes = (
-        wrapped(line, columns, "  " * (n > 1)) for n, line in enumerate((table.title, table.text, *table.notes))
+        wrapped(line, indent="  " * (n > 1)) for n, line in enumerate((table.title, table.text, *table.notes))
     )
     above = [line for part in (table.plot, text) if part for line in (part, "")]
-    below = [line for part in _parts(table, width) for line in (_grid(part, "simple"), "")]
-    return "\n".join([title, "", *above, *below, *notes])
-
-
-def _parts(table: Table, width: float) -> Iterator[Table]:
-    """Yield the table in parts of at most `width` columns of text, each with the table's first column."""
-    columns = [*zip(table.headers, *table.rows, strict=True)]
-    sizes = [max(len(line) for cell in column for line in cell.split("\n")) for column in columns]
-    part = [0]
-    for n in range(1, len(columns) + 1):
-        if n == len(columns) or (part[1:] and sum(sizes[k] + 2 for k in (*part, n)) > width + 2):
-            headers, *rows = zip(*(columns[k] for k in part), strict=True)
-            yield replace(table, headers=headers, rows=tuple(rows))
-            part = [0]
-        part.append(n)
+    return "\n".join([title, "", *above, _grid(table, "simple"), "", *notes])
 
 
 def _markdown(table: Table) -> str:

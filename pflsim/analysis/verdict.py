@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pflsim.analysis.differences import ALPHA, Family, Level
 from pflsim.config.names import listed
+from pflsim.records.evaluation import grouped
 from pflsim.terminal.formats import NONE, in_text, plural
 
 UNITS = 15
@@ -50,6 +51,12 @@ def signed(value: float | None, decimals: int | None = None) -> str:
     return next((text for text in texts if text.strip("+−0.")), texts[0][1:])
 
 
+def points(value: float | None, metric: str) -> str:
+    """Return a difference in a metric with its sign, in points if the metric is an accuracy."""
+    scale, decimals, _ = scale_of(metric)
+    return signed(None if value is None else scale * value, decimals)
+
+
 def steady(low: float | None, high: float | None, scale: float, decimals: int | None) -> str:
     """Return a bootstrap interval with so many digits that another seed changes the last one by at most one unit."""
     if low is None or high is None:
@@ -64,13 +71,7 @@ def steady(low: float | None, high: float | None, scale: float, decimals: int | 
 
 
 def sentences(
-    means: dict[str, float],
-    family: Family,
-    tied: Sequence[str],
-    metric: str,
-    higher: bool,
-    unlike: Sequence[str] = (),
-    lead: str = "",
+    means: dict[str, float], family: Family, tied: Sequence[str], unlike: Sequence[str] = (), lead: str = ""
 ) -> list[str]:
     """Return what the results show; nothing without differences.
 
@@ -78,8 +79,6 @@ def sentences(
         means: the mean of the primary metric by label, best first.
         family: the differences to the reference.
         tied: the labels that cannot be told apart from the best, best first.
-        metric: the name of the primary metric.
-        higher: whether a higher value of it is better.
         unlike: reasons why the groups cannot be compared.
         lead: the evidence that the best is ahead of the next.
     """
@@ -91,10 +90,10 @@ def sentences(
     seeds, pairs = max(len(d.by_seed) for d in found), max(d.pairs for d in found)
     few = family.least_p >= ALPHA
     if seeds == 1 or few:
-        said = ["With one seed, " * (seeds == 1) + _highest(means, family.reference.label, metric, higher)]
+        said = ["With one seed, " * (seeds == 1) + _highest(means, family)]
     else:
-        said = [*_of_levels(means, family, tied, metric, higher, lead)]
-    best, gains = next(iter(means)), any(d.level == "clear" and (d.mean > 0) == higher for d in found if d.mean)
+        said = [*_of_levels(means, family, tied, lead)]
+    best, gains = next(iter(means)), any(d.level == "clear" and family.gains(d) for d in found)
     if len(found) > 1 and best != family.reference.label and (gains or seeds == 1 or few):
         said.append(f"{best} is the best of {len(means)} on test data: this choice favours it.")
     if few:
@@ -109,34 +108,34 @@ def sentences(
     return said
 
 
-def _highest(means: dict[str, float], reference: str, metric: str, higher: bool) -> str:
+def _highest(means: dict[str, float], family: Family) -> str:
     """Return which methods have the best mean, without a claim."""
-    mean, name = next(iter(means.values())), in_text(metric)
+    mean, reference, metric = next(iter(means.values())), family.reference.label, family.metric
     top = [label for label, value in means.items() if value == mean]
-    gap = f", {_size(mean - means[reference], metric)} {_side(higher)} {reference} ({rounded(means[reference])})"
-    which = f"the {'highest' if higher else 'lowest'} {name}: {rounded(mean)}{gap * (reference not in top)}"
-    return f"{_are(top, 'has', 'have')} {which}."
+    extreme, side = ("highest", "above") if family.higher else ("lowest", "below")
+    gap = f", {_size(mean - means[reference], metric)} {side} {reference} ({rounded(means[reference])})"
+    which = f"{_are(top, 'has the', 'have the')} {extreme} {in_text(metric)}: {rounded(mean)}"
+    return which + gap * (reference not in top) + "."
 
 
-def _of_levels(
-    means: dict[str, float], family: Family, tied: Sequence[str], metric: str, higher: bool, lead: str
-) -> Iterator[str]:
+def _of_levels(means: dict[str, float], family: Family, tied: Sequence[str], lead: str) -> Iterator[str]:
     """Yield which methods are clearly better or worse, ahead or behind on these clients only, and which is best."""
-    reference, found = family.reference.label, [(d, d.mean) for d in family.differences if d.mean is not None]
+    reference, metric, side = family.reference.label, family.metric, "above" if family.higher else "below"
+    found = [(d, d.mean) for d in family.differences if d.mean is not None]
     kind = "setting" if {d.group.method for d, _ in found} == {family.reference.method} else "method"
 
     def those(level: Level, better: bool) -> dict[str, float]:
-        own = {d.group.label: m for d, m in found if d.level == level and (m > 0) == (higher == better)}
+        own = {d.group.label: m for d, m in found if d.level == level and family.gains(d) == better}
         return dict(sorted(own.items(), key=lambda item: -abs(item[1])))
 
     up, down = those("clear", True), those("clear", False)
     first, than = next(iter(up), ""), f"clearly better than {reference} ({rounded(means[reference])})"
     if len(up) > 1:
         each = [f"{label} by {_size(gap, metric, unit=label == first)}" for label, gap in up.items()]
-        most = f"{first} most, {_size(up[first], metric)} {_side(higher)}"
+        most = f"{first} most, {_size(up[first], metric)} {side}"
         yield f"{len(up)} of {len(found)} {kind}s are {than}: {listed(each) if len(up) <= MAX_NAMES else most}."
     elif up:
-        gap = f"{_size(up[first], metric)} {_side(higher)}"
+        gap = f"{_size(up[first], metric)} {side}"
         yield f"{'Only ' * (len(found) > 1)}{first} is {than}: {rounded(means[first])}, {gap}."
     else:
         yield f"No {kind} is {than}."
@@ -159,24 +158,17 @@ def _of_levels(
 
 
 def _size(difference: float, metric: str, unit: bool = True) -> str:
-    scale, decimals, name = scale_of(metric)
-    return signed(scale * abs(difference), decimals).removeprefix("+") + name * unit
+    return points(abs(difference), metric).removeprefix("+") + scale_of(metric)[2] * unit
 
 
-def _side(higher: bool) -> str:
-    return "above" if higher else "below"
-
-
-def over_benchmarks(families: Sequence[tuple[Family, bool]]) -> str:
+def over_benchmarks(families: Sequence[Family]) -> str:
     """Return what is clear in several benchmarks together, and what is so in none of them.
 
     Args:
-        families: of each benchmark, the differences to its reference, and whether a higher value is better.
+        families: the differences of each benchmark to its reference.
     """
-    base, found = _references([family for family, _ in families]), dict[str, list[tuple[str, bool]]]()
-    for family, higher in families:
-        for d in family.differences:
-            found.setdefault(d.group.label, []).append((d.level, d.mean is not None and (d.mean > 0) == higher))
+    base = _references(families)
+    found = grouped((d.group.label, (d.level, family.gains(d))) for family in families for d in family.differences)
     up, down, kinds = ("clear", True), ("clear", False), dict[str, list[str]]()
     for label, own in found.items():
         kind = (
@@ -194,20 +186,20 @@ def over_benchmarks(families: Sequence[tuple[Family, bool]]) -> str:
     return "; ".join([lead, *said]) + "."
 
 
-def winners(families: Sequence[tuple[str, Family, bool]]) -> str:
+def winners(families: Mapping[str, Family]) -> str:
     """Return how many methods are clearly better than the reference in each benchmark.
 
     Args:
-        families: of each benchmark, its name, the differences to its reference, and whether a higher value is better.
+        families: the differences to its reference, by the name of each benchmark.
     """
     counts = []
-    for name, family, higher in families:
-        up = [d for d in family.differences if d.level == "clear" and d.mean is not None and (d.mean > 0) == higher]
-        counts.append(f"{len(up) or 'none'} of {plural(len(family.differences), 'method')} with {name}")
-    return f"Clearly better than {_references([family for _, family, _ in families])}: {listed(counts)}."
+    for name, family in families.items():
+        up = sum(d.level == "clear" and family.gains(d) for d in family.differences)
+        counts.append(f"{up or 'none'} of {plural(len(family.differences), 'method')} with {name}")
+    return f"Clearly better than {_references(families.values())}: {listed(counts)}."
 
 
-def _references(families: Sequence[Family]) -> str:
+def _references(families: Iterable[Family]) -> str:
     labels = {family.reference.label for family in families}
     return labels.pop() if len(labels) == 1 else "their reference"
 

@@ -41,8 +41,8 @@ def about(comparison: Comparison) -> list[str]:
 def heading(comparison: Comparison) -> str:
     """Return the line above the answer: `Digits, 2 classes per client · 10 clients · 3 seeds`."""
     data, rules, clients, *_ = about(comparison)
-    seeds = max(len(group.runs) for group in comparison.groups)
-    found = " · ".join(filter(None, (", ".join(filter(None, (data, rules))), clients, plural(seeds, "seed"))))
+    what = ", ".join(filter(None, (data, rules)))
+    found = " · ".join(filter(None, (what, clients, plural(comparison.seeds, "seed"))))
     return found[:1].upper() + found[1:]
 
 

@@ -1,4 +1,4 @@
-"""Settings from Python as overrides of the command line."""
+"""Settings from Python by dotted key, and names for their objects."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from copy import deepcopy
 from typing import Any
 
 from pflsim.config.components import COMPONENTS, target_of
-from pflsim.config.names import as_value
+from pflsim.config.compose import Several
+from pflsim.config.names import written
 from pflsim.config.settings import dotted
 from pflsim.data.dataset import Dataset
 from pflsim.data.explicit import explicit
@@ -18,8 +19,8 @@ from pflsim.data.sources.table import Table
 from pflsim.errors import SettingsError
 
 
-def overrides_of(settings: Mapping[str, Any], sweep: bool = False) -> list[str]:
-    """Return settings as overrides of the command line.
+def values_of(settings: Mapping[str, Any], sweep: bool = False) -> dict[str, Any]:
+    """Return settings by dotted key, as `pflsim.config.compose.parse` does for the command line.
 
     Args:
         settings: values by key; components may be objects (see `pflsim.run`), sections and components mappings.
@@ -28,42 +29,53 @@ def overrides_of(settings: Mapping[str, Any], sweep: bool = False) -> list[str]:
     Raises:
         SettingsError: an object is of no kind that the component takes, or two objects of a sweep have the same name.
     """
-    found = []
+    found = dict[str, Any]()
     for key, value in settings.items():
-        choices = value if sweep and isinstance(value, list) else [value]
-        if not choices:
+        several = value if sweep and isinstance(value, list) else [value]
+        if not several:
             raise SettingsError(f"{key}=[]: expected at least one value to sweep")
-        texts = [_component(key, choice) if key in COMPONENTS else _section(key, choice) for choice in choices]
-        if len(texts) != len({tuple(text) for text in texts}):
+        choices = [_component(key, choice) if key in COMPONENTS else _section(key, choice) for choice in several]
+        if len(choices) != len({*map(written, choices)}):
             raise SettingsError(f"{key}: two values of the sweep are equal, or are objects of the same name")
-        if len(choices) > 1 and any(len(text) > 1 for text in texts):
+        names = {name for choice in choices for name in choice}
+        if len(choices) > 1 and len(names) > 1:
             raise SettingsError(f"{key}: a list of such values cannot be swept; call run for each of them")
-        found += [",".join([texts[0][0], *(text[0].partition("=")[2] for text in texts[1:])]), *texts[0][1:]]
+        found |= choices[0] if len(choices) == 1 else {n: Several(choice[n] for choice in choices) for n in names}
     return found
 
 
-def _section(key: str, value: Any) -> list[str]:
-    """Return the overrides of a setting, or of each setting of a section; functions and objects become names."""
-    return [f"{name}={as_value(_named(item))}" for name, item in dotted({key: value}).items()]
+def _section(key: str, value: Any) -> dict[str, Any]:
+    """Return a setting, or each setting of a section."""
+    return {name: _plain(item) for name, item in dotted({key: value}).items()}
 
 
-def _named(value: Any) -> Any:
+def _plain(value: Any) -> Any:
+    """Return a value as YAML has it; functions and objects become names."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if hasattr(value, "tolist"):  # of NumPy or torch
+        return value.tolist()
     if isinstance(value, list | tuple):
-        return [*map(_named, value)]
-    return target_of(value) if callable(value) else value
+        return [*map(_plain, value)]
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return target_of(value) if callable(value) else str(value)
 
 
-def _component(key: str, value: Any) -> list[str]:
-    """Return the overrides that choose a component."""
+def _component(key: str, value: Any) -> dict[str, Any]:
+    """Return the settings that choose a component."""
     if isinstance(value, str):
-        return [f"{key}={value}"]
+        return {key: value}
     if isinstance(value, Mapping) and "train" not in value:
-        chosen = _component(key, value["name"]) if "name" in value else []
-        return [*chosen, *_section(key, {name: item for name, item in value.items() if name != "name"})]
+        chosen = _component(key, value["name"]) if "name" in value else {}
+        return chosen | _section(key, {name: item for name, item in value.items() if name != "name"})
     if key == "method" and isinstance(value, tuple) and len(value) == 2:
-        return [f"method={target_of(value[0])}", f"method.server={target_of(value[1])}"]
+        return {"method": target_of(value[0]), "method.server": target_of(value[1])}
+    parts = value if isinstance(value, tuple) else (value,)
+    if key == "data" and len(parts) in (1, 2) and all(hasattr(part, "iloc") for part in parts):
+        value = Table(*parts, label="label")
     if isinstance(value, Table):
-        return ["data=table", *_section("data", value.settings())]
+        return {"data": "table"} | _section("data", value.settings())
     if key == "data" and not callable(value):
         value = _loader(value)
     if key == "model" and hasattr(value, "state_dict") and not hasattr(value, "__qualname__"):
@@ -72,7 +84,7 @@ def _component(key: str, value: Any) -> list[str]:
         value = _explicit(value)
     if not hasattr(value, "__qualname__"):
         raise SettingsError(f"{key}={type(value).__name__}: expected a name, a class or a function")
-    return [f"{key}={target_of(value)}"]
+    return {key: target_of(value)}
 
 
 def _loader(data: Any) -> Callable[[], Dataset]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import shlex
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from pflsim.analysis.probe import APPROACHES, EVALUATIONS, Answer, chosen_trials
 from pflsim.analysis.runs import Run, read_run
 from pflsim.commands.sweep import parallel_runs
 from pflsim.commands.tune import positive, side_by_side
-from pflsim.config.compose import composed, composing, config_folders, parse, to_settings
-from pflsim.config.names import listed, program
+from pflsim.config.compose import composed, config_folders, parse, to_settings
+from pflsim.config.names import as_value, listed, program
 from pflsim.config.settings import Settings
 from pflsim.data.dataset import Dataset
 from pflsim.data.federate import load_federation
@@ -27,7 +28,6 @@ from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
 from pflsim.records.files import read_json, write_atomically
 from pflsim.records.folder import read_summary
-from pflsim.terminal.exit_status import command_parser, exit_status
 from pflsim.terminal.formats import wrapped
 from pflsim.terminal.identity import identity
 from pflsim.terminal.sweep_table import SweepTable
@@ -52,21 +52,18 @@ Trials = dict[str, tuple[str, float]]
 """The settings of each trial by name: the method with its own setting, and the learning rate."""
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the command.
-
-    Returns:
-        The exit status: 0, 1 if a run fails, 2 after an error in the settings, 128 + n if signal n stops it.
-    """
-    parser = command_parser("probe", "Find out whether clients should train alone, together or personally.", EXAMPLES)
-    add = parser.add_argument
+def options(add: Callable[..., Any]) -> None:
+    """Add the options of the command."""
     add("settings", nargs="*", metavar="SETTING", help="data=NAME and other settings")
     add("--seeds", type=positive, default=3, metavar="N", help="seeds; with one, no difference is clear; default: 3")
     add("--minutes", type=float, default=float("inf"), metavar="M", help="use fewer rounds, to end within M minutes")
     add("--into", type=Path, default="probe", metavar="DIR", help="folder for runs and probe.html; default: probe")
     add("--config-dir", action="append", default=[], metavar="DIR", help="look for groups in DIR too; may be repeated")
-    options = vars(parser.parse_intermixed_args(arguments))
-    return exit_status(lambda: run_probe(options.pop("into"), options) and None)
+
+
+def execute(options: argparse.Namespace) -> None:
+    """Find out whether clients should train alone, together or personally."""
+    run_probe(options.into, vars(options) | {"settings": parse(options.settings)})
 
 
 @dataclass(slots=True)
@@ -75,28 +72,26 @@ class Probe:
 
     Args:
         folder: of the runs and the page.
-        words: the settings of all runs as on the command line.
+        given: the settings of all runs by dotted key.
         folders: where configurations are looked for.
         every: rounds between two evaluations; 0: as the settings say.
         stopped: the signal after which no run starts; None: there was none.
     """
 
     folder: Path
-    words: Sequence[str]
+    given: Mapping[str, Any]
     folders: Sequence[Path]
     every: int = 0
     stopped: Stopped | None = None
 
     def settings(self, name: str, text: str) -> Settings:
         """Return the settings of a run, with further ones in a text."""
-        own = ["executor=inline", *self.words, *text.split(), f"run_dir='{self.folder / name}'"]
-        with composing(self.folders):
-            return to_settings(composed([*own, *[f"eval.every={self.every}"] * (self.every > 0)], self.folders))
+        own = {"executor": "inline", **self.given, **parse(text.split()), "run_dir": str(self.folder / name)}
+        return to_settings(composed(own | {"eval.every": self.every} if self.every else own, self.folders))
 
     def drawn_at_random(self) -> Probe:
         """Return the probe with test rows that say nothing about personalisation by themselves, see `copies_labels`."""
-        with composing(self.folders):
-            keys = {str(override.key_or_group) for override in parse(self.words)}
+        keys = self.given.keys()
         if "data" not in keys or keys & {*OWN}:
             raise SettingsError(f"give data=NAME, such as data=digits, and leave out {listed(OWN)}")
         if not copies_labels(self.settings("first", "").split):
@@ -105,7 +100,7 @@ class Probe:
         if given := keys & {"split", "split.test_by", "split.stratify"}:
             raise SettingsError(f"{listed(sorted(given))}: {why}; leave it out: split=merged draws them at random")
         print(wrapped(f"split=merged: {why}, so they are drawn at random"), flush=True)
-        return replace(self, words=[*self.words, "split=merged"])
+        return replace(self, given={**self.given, "split": "merged"})
 
     def federation(self, seeds: int) -> tuple[Settings, Dataset, Partition]:
         """Return the settings of all runs, the data set and its clients, if they can show a difference."""
@@ -162,11 +157,11 @@ class Probe:
         """Return the plan of an earlier session with the same settings, but for rounds; empty without one."""
         path = self.folder / PLAN
         found = read_json(path, dict[str, Any]) if path.is_file() else {}
-        return found if found.get("settings") == self.lasting() else {}
+        return found if found.get("settings") == self.words("rounds") else {}
 
-    def lasting(self) -> list[str]:
-        """Return the settings that all sessions of a probe have in common."""
-        return [word for word in self.words if not word.startswith("rounds=")]
+    def words(self, without: str = "") -> list[str]:
+        """Return the settings as on the command line, on request without one that may change between sessions."""
+        return [f"{key}={as_value(value)}" for key, value in self.given.items() if key != without]
 
     def plan(self, asked: Settings, seeds: int, minutes: float) -> tuple[int, int, str]:
         """Run two rounds of Ditto; return the rounds of trials and of the runs after them, and the plan in words."""
@@ -180,7 +175,7 @@ class Probe:
         took, each = time.monotonic() - began, first.history[-1].total_seconds
         share = (runs + twice) / parallel_runs([asked] * runs)
         rounds, needed = rounds_within(minutes, took, each, share, asked.rounds)
-        plan = {"settings": self.lasting(), "asked": asked.rounds, "rounds": rounds} | earlier
+        plan = {"settings": self.words("rounds"), "asked": asked.rounds, "rounds": rounds} | earlier
         if plan["rounds"] < EVALUATIONS:
             shutil.rmtree(self.folder / "first")
             few = f"{runs} runs of {EVALUATIONS} rounds take about {needed:.1f} minutes"
@@ -256,7 +251,7 @@ def run_probe(folder: Path, options: Mapping[str, Any]) -> Answer:
 
     Args:
         folder: of the runs and the page: new, empty, or that of the same command.
-        options: of the command line.
+        options: of the command line; `settings` by dotted key.
 
     Raises:
         SettingsError: a setting is wrong, or the folder has other files.
@@ -283,9 +278,9 @@ def run_probe(folder: Path, options: Mapping[str, Any]) -> Answer:
     unlike = unlikeness(dataset, partition, folder / "first" / "trace" / "round_0001")
     (advice, methods), where = answer.next(), [f"--config-dir={each}" for each in options["config_dir"]]
     probed, longer = [*where, f"--seeds={seeds}", "--into", str(folder)], f"rounds={2 * answer.whole.runs[0].done}"
-    words = ["tune", f"method={','.join(filter(probe.fits, methods))}", *probe.words, *where, "--into", "tuned"]
-    words = words if methods else ["probe", *probe.lasting(), longer, *probed]
-    command, again = (f"{program()} {shlex.join(each)}" for each in (words, ["probe", *probe.words, *probed]))
+    words = ["tune", f"method={','.join(filter(probe.fits, methods))}", *probe.words(), *where, "--into", "tuned"]
+    words = words if methods else ["probe", *probe.words("rounds"), longer, *probed]
+    command, again = (f"{program()} {shlex.join(each)}" for each in (words, ["probe", *probe.words(), *probed]))
     content = {"advice": advice, "command": command, "again": again, "plan": plan, "trials": trials, "chosen": chosen}
     (folder / "probe.html").write_text(page(answer, unlike=unlike, **content), "utf-8")
     lines = [f"{what}: {value:.2f} ({scale})".replace("-", "−") for what, value, scale in unlike]

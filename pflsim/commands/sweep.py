@@ -5,16 +5,16 @@ from __future__ import annotations
 import gc
 import importlib
 import random
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pflsim.config.checks import check_sweep
+from pflsim.config.checks import check_sweep, varying_keys
 from pflsim.config.components import names_client_only
 from pflsim.config.compose import Composition, run_settings, to_settings
+from pflsim.config.names import written
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
@@ -28,14 +28,12 @@ if TYPE_CHECKING:
 LIGHT = "lightning_modules.light"
 """Module that imports Lightning without packages that no run needs."""
 T = TypeVar("T")
-NUMBER = re.compile(r"=[-+]?[\d._]+(e[-+]?\d+)?$", re.IGNORECASE)
-"""The value of an override that is a number."""
 RUN_BYTES = 2 * 2**30
 """Free memory that `sweep.parallel=auto` wants for each run."""
 
 
 def run_all(
-    jobs: Sequence[Sequence[str]],
+    jobs: Sequence[Mapping[str, Any]],
     configs: Sequence[Composition],
     done: list[Path],
     own_process: bool = False,
@@ -46,7 +44,7 @@ def run_all(
     Ray starts after the run settings are checked, while the components are imported and checked.
 
     Args:
-        jobs: the overrides of each run, for its name in messages.
+        jobs: the given settings of each run, for its name in messages.
         configs: the config of each run.
         done: the folders of the runs are added.
         own_process: see `new_runner`; inline runs of a sweep may then be in further processes, several at once.
@@ -64,15 +62,15 @@ def run_all(
         importlib.import_module("pflsim.terminal.processes").import_early()
     with new_runner(first, own_process) as runner:
         runs = of_all(to_settings, configs, names)
-        varying = check_sweep(runs, jobs)
+        check_sweep(runs, jobs)
         if len(runs) > 1:
-            kinds = [tuple(NUMBER.sub("", text) for text in job) for job in jobs]
+            kinds = [[value for value in job.values() if type(value) not in (int, float)] for job in jobs]
             # runs with equal data follow each other, so that the data are read once
-            chosen = sorted(map(kinds.index, {*kinds}), key=lambda n: (str(runs[n].data), n))
+            chosen = sorted({*map(kinds.index, kinds)}, key=lambda n: (str(runs[n].data), n))
             of_all(partial(runner.check, kept={}), [runs[n] for n in chosen], [names[n] for n in chosen])
         for line in dict.fromkeys(map(_found_server, configs, runs)):
             print(line, end="", flush=True)
-        for settings in runs if varying else ():
+        for settings in runs if (varying := varying_keys(jobs)) else ():
             settings.names["sweep"] = ",".join(varying)
         from pflsim.terminal.result import result_line  # imports torch
         from pflsim.terminal.sweep_table import SweepTable
@@ -100,11 +98,13 @@ def run_all(
         raise RunError("\n".join([f"{len(failed)} of {len(runs)} runs failed:", *_reasons(failed, names)]))
 
 
-def _short_names(jobs: Sequence[Sequence[str]]) -> list[str]:
+def _short_names(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return what differs between the runs: `Ditto seed=0`; the method with its name for readers."""
-    varying = [n for n, values in enumerate(zip(*jobs, strict=True)) if len({*values}) > 1]
-    values = [[job[n].removeprefix("method=") for n in varying] for job in jobs]
-    return [" ".join(v if "=" in v else identity(v).display for v in own) for own in values]
+    keys = varying_keys(jobs)
+    return [
+        " ".join(identity(job[key]).display if key == "method" else f"{key}={written(job[key])}" for key in keys)
+        for job in jobs
+    ]
 
 
 def of_all(check: Callable[[Any], T], given: Sequence[Any], names: Sequence[str]) -> list[T]:

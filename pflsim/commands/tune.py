@@ -6,21 +6,20 @@ import argparse
 import importlib
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pflsim.commands.resume import resume_run
 from pflsim.commands.sweep import of_all, parallel_runs, run_alone
-from pflsim.config.compose import composing, config_folders
+from pflsim.config.compose import config_folders, parse
 from pflsim.config.names import listed
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
 from pflsim.records.files import write_atomically
 from pflsim.records.folder import CONFIG, is_complete, run_lock
-from pflsim.terminal.exit_status import command_parser, exit_status
 from pflsim.terminal.processes import in_processes
 from pflsim.terminal.status import watching, write_status
 from pflsim.terminal.sweep_table import SweepTable
@@ -39,29 +38,19 @@ The same command continues a study that was stopped.
 """
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the command.
-
-    Returns:
-        The exit status: 0, 1 if a run of the chosen values is missing, 2 after an error in the settings, 128 + n if
-        signal n stops it.
-    """
-    about = "Tune methods on validation data with equal budgets, then compare them with other seeds."
-    parser = command_parser("tune", about, EXAMPLES)
-    add = parser.add_argument
+def options(add: Callable[..., Any]) -> None:
+    """Add the options of the command."""
     add("settings", nargs="+", metavar="SETTING", help="method=a,b and other settings")
     add("--trials", type=positive, default=12, metavar="N", help="trials of each method; default: 12")
     add("--seeds", type=positive, default=3, metavar="N", help="runs of the chosen values of a method; default: 3")
     add("--rounds", type=positive, metavar="N", help="rounds of these runs; default: rounds=, those of the trials")
     add("--into", type=Path, required=True, metavar="DIR", help="folder of the study, for its runs and tuned.md")
     add("--config-dir", action="append", default=[], metavar="DIR", help="look for groups in DIR too; may be repeated")
-    options = vars(parser.parse_intermixed_args(arguments))
-    folder = options.pop("into")
 
-    def study() -> None:
-        run_study(folder, options)
 
-    return exit_status(study)
+def execute(options: argparse.Namespace) -> None:
+    """Tune methods on validation data with equal budgets, then compare them with other seeds."""
+    run_study(options.into, vars(options) | {"settings": parse(options.settings)})
 
 
 def positive(text: str) -> int:
@@ -76,7 +65,7 @@ def run_study(folder: Path, options: Mapping[str, Any]) -> list[Path]:
 
     Args:
         folder: of the study.
-        options: of the command line.
+        options: of the command line; `settings` by dotted key.
 
     Raises:
         SettingsError: a setting or a space is wrong, or the folder has another study.
@@ -90,17 +79,15 @@ def run_study(folder: Path, options: Mapping[str, Any]) -> list[Path]:
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", message="Choices for a categorical distribution")  # lists, which JSON stores
-    folders = config_folders(options["config_dir"])
-    with composing(folders):
-        methods = methods_of(options["settings"], folders)
-        for method in methods if options["rounds"] else ():  # `methods_of` has checked the rounds of the trials
-            method.settings({"rounds": options["rounds"]})
-        folder.mkdir(parents=True, exist_ok=True)
-        with run_lock(folder):
-            study = Study(folder, options, methods)
-            if not any(map(study.trials, methods)):
-                check_first_runs(methods)
-            return _run(study)
+    methods = methods_of(options["settings"], config_folders(options["config_dir"]))
+    for method in methods if options["rounds"] else ():  # `methods_of` has checked the rounds of the trials
+        method.settings({"rounds": options["rounds"]})
+    folder.mkdir(parents=True, exist_ok=True)
+    with run_lock(folder):
+        study = Study(folder, options, methods)
+        if not any(map(study.trials, methods)):
+            check_first_runs(methods)
+        return _run(study)
 
 
 def _run(study: Study) -> list[Path]:
@@ -219,7 +206,7 @@ def finish(settings: Settings, status: Path | None = None) -> str:
     watching.set(partial(write_status, status) if status else None)
     try:
         if started:
-            resume_run(str(folder), [f"rounds={settings.rounds}"], config_folders([]), own_process=True)
+            resume_run(str(folder), {"rounds": settings.rounds}, config_folders([]), own_process=True)
         else:
             run_alone(settings, status)
     except Stopped:

@@ -17,8 +17,8 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from pflsim.config.compose import composed, parse, to_settings
-from pflsim.config.names import as_value, written
+from pflsim.config.compose import Several, composed, to_settings
+from pflsim.config.names import written
 from pflsim.config.settings import Settings, dotted
 from pflsim.errors import SettingsError
 from pflsim.records.files import keys, read_json, write_atomically
@@ -47,19 +47,19 @@ class Method:
 
     Args:
         name: on the command line.
-        overrides: of all its runs.
+        given: settings of all its runs, by dotted key.
         folders: config folders.
         space: to search. By the key of a setting, a list of choices or a range: `low`, `high`, and `log: true` for a
             log scale.
     """
 
     name: str
-    overrides: tuple[str, ...]
+    given: Mapping[str, Any]
     folders: Sequence[Path]
     space: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self, values: Mapping[str, Any]) -> Settings:
-        """Return the settings of a run, inside `composing`.
+        """Return the settings of a run.
 
         Args:
             values: of settings, by dotted key.
@@ -67,8 +67,7 @@ class Method:
         Raises:
             SettingsError: a setting refuses its value.
         """
-        texts = [f"{key}={as_value(value)}" for key, value in values.items()]
-        return to_settings(composed([*self.overrides, *texts], self.folders))
+        return to_settings(composed({**self.given, **values}, self.folders))
 
     def first_point(self) -> dict[str, Any]:
         """Return the values of the first trial: those without a search, or the nearest ones of the space.
@@ -86,33 +85,32 @@ class Method:
         return point
 
 
-def methods_of(words: Sequence[str], folders: Sequence[Path]) -> list[Method]:
-    """Return the methods that a command line names, checked, inside `composing`.
+def methods_of(given: Mapping[str, Any], folders: Sequence[Path]) -> list[Method]:
+    """Return the methods that settings name, checked.
 
     Args:
-        words: `method=a,b`, settings, and `search.KEY=SPACE` or `search.METHOD.KEY=SPACE`, where `null` is no search.
+        given: `method`, settings, and `search.KEY` or `search.METHOD.KEY` with a space, where None is no search.
         folders: config folders.
 
     Raises:
         SettingsError: a setting or a space is wrong.
     """
-    names, searched, others = list[str](), dict[str, Any](), list[str]()
-    for override in parse(words):
-        key, line = str(override.key_or_group), str(override.input_line)
+    names, searched, others = list[str](), dict[str, Any](), dict[str, Any]()
+    for key, value in given.items():
         if key == "method":
-            several = override.is_discrete_sweep()
-            names = list(dict.fromkeys(override.sweep_string_iterator())) if several else [str(override.value())]
+            names = list(dict.fromkeys(map(str, value if isinstance(value, Several) else [value])))
         elif key in ("run_dir", "resume", "into"):
-            raise SettingsError(f"{line}: tune does not take {key}; the folder of the study is --into DIR")
-        elif override.is_sweep_override():
+            raise SettingsError(f"{key}={value}: tune does not take {key}; the folder of the study is --into DIR")
+        elif isinstance(value, Several):
+            line = f"{key}={','.join(map(written, value))}"
             raise SettingsError(f"{line}: only method takes several values; search.KEY=[...] searches a setting")
         elif key.startswith("search."):
-            searched[key.removeprefix("search.")] = override.value()
+            searched[key.removeprefix("search.")] = value
         else:
-            others.append(line)
+            others[key] = value
     if not names:
         raise SettingsError("method is not set; give the methods to compare, method=local,fedavg,ditto")
-    methods = [Method(name, (f"method={name}", "executor=inline", *others), folders) for name in names]
+    methods = [Method(name, {"method": name, "executor": "inline", **others}, folders) for name in names]
     return [_method(method, names, searched) for method in methods]
 
 
@@ -123,7 +121,7 @@ def _method(method: Method, names: Sequence[str], searched: Mapping[str, Any]) -
         raise SettingsError("split.validation=0: tune chooses by validation data; set split.validation above 0")
     if settings.ray_address and settings.executor == "inline":
         raise SettingsError(f"ray_address={settings.ray_address}: tune runs inline; add executor=ray")
-    space = {**SHARED, **composed(method.overrides, method.folders).search}
+    space = {**SHARED, **composed(method.given, method.folders).search}
     for key, node in searched.items():
         owner = next((name for name in names if key.startswith(f"{name}.")), None)
         if owner in (None, method.name):
@@ -186,7 +184,7 @@ class Study:
     Args:
         folder: of all files; locked.
         options: of the command line.
-        methods: to compare, inside `composing`.
+        methods: to compare.
 
     Raises:
         SettingsError: the folder has another study, or other files.

@@ -8,10 +8,11 @@ from importlib.util import find_spec
 from typing import Any, get_type_hints
 
 from pflsim.config.components import COMPONENTS, check_component, keys_of
-from pflsim.config.names import program, shortened, unknown_key
-from pflsim.config.settings import OnError, ServerOptimizer, Settings, dotted
+from pflsim.config.names import program, shortened, unknown_key, written
+from pflsim.config.settings import OnError, Settings, dotted
 from pflsim.config.validate import check_no_password, checked
 from pflsim.errors import SettingsError
+from pflsim.fusion import ServerOptimizer
 
 UNUSED = {
     "none": ("lr", "beta1", "beta2", "tau", "v0", "bias_correction", "nesterov"),
@@ -84,31 +85,30 @@ def check(settings: Settings) -> None:
         raise SettingsError(problem)
 
 
-def check_sweep(runs: Sequence[Settings], jobs: Sequence[Sequence[str]]) -> list[str]:
+def varying_keys(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the keys of the given settings that vary between the runs of a sweep."""
+    return [key for key in jobs[0] if len({written(job[key]) for job in jobs}) > 1]
+
+
+def check_sweep(runs: Sequence[Settings], jobs: Sequence[Mapping[str, Any]]) -> None:
     """Refuse a sweep in which two runs have the same run folder.
 
     Args:
         runs: the settings of the runs.
-        jobs: their overrides.
-
-    Returns:
-        The keys of the settings that vary.
+        jobs: those of them that are given.
 
     Raises:
         SettingsError: two runs have the same run_dir.
     """
-    varying = [values[0].partition("=")[0].lstrip("+") for values in zip(*jobs, strict=True) if len({*values}) > 1]
     folders = [run.run_dir for run in runs if run.run_dir is not None]
     for folder in folders:
         if folders.count(folder) > 1:
-            texts = [text.removeprefix("run_dir=").strip("'\"") for text in jobs[0] if text.startswith("run_dir=")]
-            given = "".join(texts) or folder
-            pattern = "-".join(key for key in (f"${{{key}}}" for key in varying) if key not in given)
+            given = jobs[0].get("run_dir", folder)
+            pattern = "-".join(key for key in (f"${{{key}}}" for key in varying_keys(jobs)) if key not in given)
             raise SettingsError(
                 f"run_dir={folder} is the folder of {folders.count(folder)} runs of this sweep; include what differs: "
                 f"run_dir='{given}/{pattern}'"
             )
-    return varying
 
 
 def _contradictions(settings: Settings) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy, deepcopy
 from dataclasses import asdict, dataclass, field
@@ -17,7 +17,6 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, OverrideParseException
 from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf
@@ -27,10 +26,11 @@ from yaml.reader import Reader
 
 from pflsim.config import checks
 from pflsim.config.components import COMPONENTS, NOTEBOOK, TARGET, bind, check_component, short_name, with_defaults
-from pflsim.config.help import groups_in
-from pflsim.config.names import FOLDER, nearest, shortened, unknown_key, written
-from pflsim.config.settings import ServerOptimizer, Settings
+from pflsim.config.help import GROUPS, groups_in
+from pflsim.config.names import FOLDER, as_value, nearest, shortened, unknown_key, written
+from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError, reading
+from pflsim.fusion import ServerOptimizer
 
 CONFIGS = next(path for path in (FOLDER / "pflsim" / "configs", FOLDER / "configs") if path.is_dir())
 """The config folder of this project: inside pflsim in a wheel, beside it in a clone."""
@@ -78,59 +78,42 @@ def _choose_clients(content: dict[str, Any], choices: Mapping[str, str], chosen:
         content["split"].setdefault("test_by", chosen["split.test_by"])
 
 
-def config_folders(config_dirs: Sequence[str]) -> list[Path]:
+def config_folders(config_dirs: Iterable[str | Path]) -> list[Path]:
     """Return this project's config folder, and those of `--config-dir`."""
     return [CONFIGS, *(Path(folder).absolute() for folder in config_dirs)]
 
 
-@contextmanager
-def composing(folders: Sequence[Path]) -> Iterator[None]:
-    """Initialize Hydra with the first folder, inside the block; `composed` adds the others.
+def composed(given: Mapping[str, Any], folders: Sequence[Path]) -> Composition:
+    """Return the config of one run.
 
-    The calling program may use Hydra too: its state is put aside.
+    Args:
+        given: settings and the chosen options of groups, by dotted key.
+        folders: config folders.
+
+    Raises:
+        SettingsError: a setting or a file is wrong; the message names it and lists the choices.
     """
     for folder in folders:
         if not folder.is_dir():
             raise SettingsError(f"--config-dir {folder}: there is no such folder")
-    hydra, version = GlobalHydra.instance(), VersionBase.instance()
-    GlobalHydra.set_instance(copy(hydra))
-    GlobalHydra.instance().clear()
-    VersionBase.set_instance(copy(version))
-    try:
-        with initialize_config_dir(str(folders[0]), job_name="launch", version_base="1.3"):
-            yield
-    finally:
-        GlobalHydra.set_instance(hydra)
-        VersionBase.set_instance(version)
-
-
-def composed(overrides: Sequence[str], folders: Sequence[Path]) -> Composition:
-    """Return the config of one run.
-
-    Raises:
-        SettingsError: an override or a file is wrong; the message names it and lists the choices.
-    """
-    asked, groups = parse(overrides), groups_in(folders)
-    quick = [override for override in asked if override.key_or_group == QUICK]
-    if not all(isinstance(override.value(), bool) for override in quick):
-        raise SettingsError(f"{quick[0].input_line}: expected true or false, as in +experiment=NAME quick=true")
-    asked = [override for override in asked if override not in quick]
-    _check_groups(asked, groups)
-    for line in (override.input_line for override in asked if override.is_sweep_override()):
-        raise SettingsError(f"{line}: several values need --multirun; one with a comma: \"KEY='a,b'\"")
-    if is_quick := bool(quick and quick[-1].value()):
-        experiment = [override for override in asked if override.key_or_group == "experiment"]
+    values, groups = _with_full_keys(given), groups_in(folders)
+    quick = values.pop(QUICK, False)
+    if not isinstance(quick, bool):
+        raise SettingsError(f"{QUICK}={written(quick)}: expected true or false, as in +experiment=NAME quick=true")
+    if both := re.fullmatch(r"([\w.]+)\+(\w+)", str(values.get("method"))):  # as it is named in records
+        values |= {"method": both[1], "server_optimizer": both[2]}
+    _check_values(values, groups)
+    if quick:
+        experiment = {key: value for key, value in values.items() if key == "experiment"}
         smaller = _compose(experiment, folders, groups)[0].get(QUICK)
         if not smaller:
             raise SettingsError("quick=true: only experiments have a quick form: +experiment=NAME quick=true")
-        given = {override.key_or_group for override in asked}
-        asked = [*parse([text for text in smaller if text.partition("=")[0] not in given]), *asked]
-    content, choices = _compose(asked, folders, groups)
+        values = {**parse(smaller), **values}
+    content, choices = _compose(values, folders, groups)
     if chosen := _chosen_by_data(content):
-        standard, given = _compose([], folders, groups)[1], {override.key_or_group for override in asked}
-        more = [f"{key}={value}" for key, value in chosen.items() if key in groups and choices[key] == standard[key]]
-        asked = [*parse([text for text in more if text.partition("=")[0] not in given]), *asked]
-        content, choices = _compose(asked, folders, groups)
+        standard = _compose({}, folders, groups)[1]
+        more = {key: value for key, value in chosen.items() if key in groups and choices[key] == standard[key]}
+        content, choices = _compose({**more, **values}, folders, groups)
         _choose_clients(content, choices, chosen)
     if "clients" not in content and str(content["partition"].get(TARGET)).startswith((LISTED, NOTEBOOK)):
         content |= import_module("pflsim.data.explicit").clients_of(content["partition"])
@@ -145,7 +128,7 @@ def composed(overrides: Sequence[str], folders: Sequence[Path]) -> Composition:
         raise SettingsError(unknown_key("names", []))
     names = {group: choices[group] for group in sorted(choices) if not group.startswith("hydra/") and choices[group]}
     names["method"] = _with_optimizer(names["method"], content["server_optimizer"]["name"])
-    names |= {QUICK: "true"} if is_quick else {}
+    names |= {QUICK: "true"} if quick else {}
     if isinstance(folder := content.get("run_dir"), str):  # ${method} is its name there, not its settings
         content["run_dir"] = re.sub(rf"(?<=\${{)(?=({'|'.join(choices)})}})", "names.", folder)
     return Composition({**content, "names": names}, search)
@@ -161,16 +144,15 @@ def _with_optimizer(method: str, optimizer: str) -> str:
 
 
 def configs(
-    overrides: Sequence[str], multirun: bool, folders: Sequence[Path]
-) -> tuple[Sequence[Sequence[str]], list[Composition]]:
-    """Return the overrides of every requested run, and its config.
+    values: Mapping[str, Any], multirun: bool, folders: Sequence[Path]
+) -> tuple[Sequence[Mapping[str, Any]], list[Composition]]:
+    """Return the given settings of every requested run, and its config.
 
     Raises:
         SettingsError: see `composed` and `sweep`.
     """
-    with composing(folders):
-        jobs = sweep(overrides, folders) if multirun else [overrides]
-        return jobs, [composed(job, folders) for job in jobs]
+    jobs = sweep(values) if multirun else [values]
+    return jobs, [composed(job, folders) for job in jobs]
 
 
 def as_yaml(composition: Composition, resolve: bool = False) -> str:
@@ -215,44 +197,39 @@ def run_settings(composition: Composition) -> Settings | None:
     return checks.run_settings({**typing.cast(dict[str, Any], values), **components})
 
 
-def sweep(overrides: Sequence[str], folders: Sequence[Path]) -> list[list[str]]:
-    """Return the overrides of every run of a sweep: all combinations of the values, the last key changing fastest.
+class Several(list[Any]):
+    """The values of a setting in the runs of a sweep."""
+
+
+def sweep(given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the settings of every run of a sweep: all combinations of the values, the last key changing fastest.
 
     Raises:
-        SettingsError: an override is wrong.
+        SettingsError: a client or a server rule is given for several methods.
     """
-    asked = parse(overrides)
-    _check_groups(asked, groups_in(folders))
-    choices = []
-    several = any(override.key_or_group == "method" and override.is_sweep_override() for override in asked)
-    for override in asked:
-        line = str(override.input_line)
-        if several and str(override.key_or_group).startswith(("method.client", "method.server")):
+    values = _with_full_keys(given)
+    for key in values if isinstance(values.get("method"), Several) else ():
+        if key.startswith(("method.client", "method.server")):
+            line = f"{key}={written(values[key])}"
             raise SettingsError(f"{line} would hold for every method of the sweep; write YAML files for them")
-        if not override.is_sweep_override():
-            choices.append([line])
-        elif override.is_discrete_sweep():
-            choices.append([f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()])
-        else:
-            raise SettingsError(f"{line}: expected a list of values, {override.key_or_group}=1,2,3")
-    return [list(job) for job in itertools.product(*choices)]
+    choices = (value if isinstance(value, Several) else [value] for value in values.values())
+    return [dict(zip(values, job, strict=True)) for job in itertools.product(*choices)]
 
 
-def parse(overrides: Sequence[str]) -> list[Override]:
-    """Parse the overrides of the command line.
+def _with_full_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with optimizer.name for an optimizer that is a class of torch or one's own."""
+    named = re.match(r"\[?\w+\.", written(values.get("optimizer")))
+    return {"optimizer.name" if named and key == "optimizer" else key: value for key, value in values.items()}
+
+
+def parse(overrides: Iterable[str]) -> dict[str, Any]:
+    """Return the settings of the command line by key; the last one of a key counts.
 
     Raises:
         SettingsError: one is not of the form KEY=VALUE.
     """
-    loader = GlobalHydra.instance().config_loader()
-    parser = OverridesParser.create(config_loader=loader)
-    found, texts = [], list[str]()
-    for text in overrides:  # a method with a server optimiser, named as in records
-        both = re.fullmatch(r"method=([\w.]+)\+(\w+)", text)
-        texts += [f"method={both[1]}", f"server_optimizer={both[2]}"] if both else [text]
-    for text in texts:
-        form = f"{shortened(text)} is not of the form KEY=VALUE or GROUP=NAME"
-        text = re.sub(r"^optimizer=(?=\w+\.)", "optimizer.name=", text)  # a class of torch or one's own
+    parser, found = OverridesParser.create(), dict[str, Any]()
+    for text in overrides:
         key, equals, value = text.partition("=")
         quoted = value.replace("'", "\\'")
         try:
@@ -265,36 +242,40 @@ def parse(overrides: Sequence[str]) -> list[Override]:
                 (override,) = parser.parse_overrides([f"{key}='{quoted}'"])
         except (OverrideParseException, ValueError) as error:  # also too many digits
             why = str(getattr(error, "message", error)).partition("\n")[0]
-            groups = [group for group in COMPONENTS if text in loader.get_group_options(group)]
+            groups = [group for group, names in groups_in([CONFIGS]).items() if group in COMPONENTS and text in names]
             hint = f"; did you mean {groups[0]}={text}?" if groups else f" ({why})"
-            raise SettingsError(f"{form}{hint}") from error
+            raise SettingsError(f"{shortened(text)} is not of the form KEY=VALUE or GROUP=NAME{hint}") from error
         if override.is_hydra_override():
             raise SettingsError(f"{text}: settings of Hydra itself are not supported")
-        found.append(override)
+        key = override.get_key_element().lstrip("+~")
+        found.pop(key, None)
+        found[key] = override.value()
+        if override.is_discrete_sweep():
+            found[key] = Several(parse([f"{key}={one}"])[key] for one in override.sweep_string_iterator())
+        elif override.is_sweep_override():
+            raise SettingsError(f"{text}: expected a list of values, {key}=1,2,3")
     return found
 
 
 def _compose(
-    overrides: Sequence[Override], folders: Sequence[Path], groups: Mapping[str, Sequence[str]]
+    values: Mapping[str, Any], folders: Sequence[Path], groups: Mapping[str, Sequence[str]]
 ) -> tuple[dict[str, Any], Mapping[str, str]]:
-    """Return the content of the config files with overrides, and the chosen option of each group."""
-    targets = {str(o.key_or_group): str(o.value()) for o in overrides if _is_target(o, groups)}
-    of_groups = [o.key_or_group in groups or o.package is not None for o in overrides]
-    named = zip(overrides, of_groups, strict=True)
-    chosen = tuple(str(o.input_line) for o, of_group in named if of_group and o.key_or_group not in targets)
+    """Return the content of the config files with given settings, and the chosen option of each group."""
+    targets = {key: value for key, value in values.items() if _is_target(key, value, groups)}
+    chosen = {key: value for key, value in values.items() if key in groups and key not in targets}
+    lines = tuple(f"{'+' * (key not in GROUPS)}{key}={as_value(value)}" for key, value in chosen.items())
     texts = list[tuple[Path, str]]()
     for file in (file for folder in folders for file in folder.glob("*/*.yaml")):
         with reading(file, "a text in UTF-8"):
             texts.append((file, file.read_text(encoding="utf-8")))
             Reader(texts[-1][1])  # refuses control characters, and would not name the file later
     try:
-        found, choices = _composed_files(chosen, tuple(folders), tuple(texts))
+        found, choices = _composed_files(lines, tuple(folders), tuple(texts))
         config = deepcopy(found)
         for group, target in targets.items():  # instead of the file, whose settings are those of another target
             config[group] = {"client": {TARGET: target}} if group == "method" else {TARGET: target}
-        for override, of_group in zip(overrides, of_groups, strict=True):
-            if not of_group:
-                key, value = str(override.key_or_group), override.value()
+        for key, value in values.items():
+            if key not in groups:
                 if key in ("method.client", "method.server") and isinstance(value, str):
                     key = f"{key}.{TARGET}"
                 # The files hold no defaults, so keys are added; `settings_from` refuses the unknown ones.
@@ -309,30 +290,43 @@ def _compose(
 def _composed_files(
     groups: tuple[str, ...], folders: tuple[Path, ...], _: tuple[tuple[Path, str], ...]
 ) -> tuple[DictConfig, Mapping[str, str]]:
-    """Return what Hydra composes from the chosen files (0.3 s), and its choices, once while no file changes."""
+    """Return what Hydra composes from the chosen files (0.3 s), and its choices, once while no file changes.
+
+    The calling program may use Hydra too: its state is put aside.
+    """
     extra = ",".join(f"'file://{str(folder).replace(chr(39), chr(92) + chr(39))}'" for folder in folders[1:])
-    config = compose("config", [f"hydra.searchpath=[{extra}]", *groups], return_hydra_config=True)
+    hydra, version = GlobalHydra.instance(), VersionBase.instance()
+    GlobalHydra.set_instance(copy(hydra))
+    GlobalHydra.instance().clear()
+    VersionBase.set_instance(copy(version))
+    try:
+        with initialize_config_dir(str(folders[0]), job_name="launch", version_base="1.3"):
+            config = compose("config", [f"hydra.searchpath=[{extra}]", *groups], return_hydra_config=True)
+    finally:
+        GlobalHydra.set_instance(hydra)
+        VersionBase.set_instance(version)
     return OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]), config.hydra.runtime.choices
 
 
-def _check_groups(overrides: Sequence[Override], groups: Mapping[str, Sequence[str]]) -> None:
-    """Refuse a GROUP=NAME without a file."""
-    for override in overrides:
-        group, sweep = override.key_or_group, override.is_sweep_override()
-        if group not in groups or sweep or _is_target(override, groups) or override.value() in groups[group]:
+def _check_values(values: Mapping[str, Any], groups: Mapping[str, Sequence[str]]) -> None:
+    """Refuse several values, and a GROUP=NAME without a file."""
+    for group, value in values.items():
+        if isinstance(value, Several):
+            line = f"{group}={','.join(map(written, value))}"
+            raise SettingsError(f"{line}: several values need --multirun; one with a comma: \"KEY='a,b'\"")
+        if group not in groups or _is_target(group, value, groups):
             continue
-        value = override.value()
         if isinstance(value, list):
             several = f"{group}={','.join(map(str, value))}"
-            raise SettingsError(f"{override.input_line}: expected one {group}; with -m {several}")
-        near = nearest(str(value), groups[group]) + ", or optimizer=torch.optim.NAME" * (group == "optimizer")
-        raise SettingsError(f"{override.input_line}: there is no {group} of that name; {near}")
+            raise SettingsError(f"{group}={written(value)}: expected one {group}; with -m {several}")
+        if value not in groups[group]:
+            near = nearest(str(value), groups[group]) + ", or optimizer=torch.optim.NAME" * (group == "optimizer")
+            raise SettingsError(f"{group}={written(value)}: there is no {group} of that name; {near}")
 
 
-def _is_target(override: Override, groups: Mapping[str, Sequence[str]]) -> bool:
-    """Return whether an override is GROUP=package.module.Name, the dotted name of a class or function."""
-    group, name = str(override.key_or_group), "" if override.is_sweep_override() else override.value()
-    return group in COMPONENTS and isinstance(name, str) and "." in name and name not in groups[group]
+def _is_target(group: str, value: Any, groups: Mapping[str, Sequence[str]]) -> bool:
+    """Return whether a setting is GROUP=package.module.Name, the dotted name of a class or function."""
+    return group in COMPONENTS and isinstance(value, str) and "." in value and value not in groups[group]
 
 
 def _with_defaults(given: Mapping[str, Any]) -> DictConfig:

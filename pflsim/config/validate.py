@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
-import psutil
 from annotated_types import Ge, Gt, Le, Lt
 
 from pflsim.config.names import shortened, written
@@ -23,43 +21,6 @@ TYPES |= dict.fromkeys(("list_type", "tuple_type"), "a list") | {"dict_type": "a
 CONFIGURATION = "set credentials and options in fsspec's configuration: environment variables or ~/.config/fsspec"
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """An interval of finite numbers.
-
-    For what depends on the run; bounds of a setting are in its annotation.
-
-    Args:
-        least: inclusive lower bound.
-        most: inclusive upper bound.
-        above: exclusive lower bound.
-        below: exclusive upper bound.
-    """
-
-    least: float = -math.inf
-    most: float = math.inf
-    above: float = -math.inf
-    below: float = math.inf
-
-    def __str__(self) -> str:
-        pairs = (">=", self.least), (">", self.above), ("<=", self.most), ("<", self.below)
-        return " and ".join(f"{sign} {bound}" for sign, bound in pairs if math.isfinite(bound))
-
-    def __call__(self, name: str, value: Number) -> Number:
-        """Return the value.
-
-        Args:
-            name: key of the setting, for the message.
-            value: number to check.
-
-        Raises:
-            SettingsError: the value is outside the bounds, infinite or NaN.
-        """
-        if not (self.least <= value <= self.most and self.above < value < self.below):
-            raise SettingsError(f"{name}={value}: expected a number {self}")
-        return value
-
-
 Width = Annotated[int, Ge(1), Le(1_000_000)]
 """The type of a setting with its bounds, which pydantic checks; as the next ones."""
 Widths = Sequence[Width]
@@ -68,7 +29,24 @@ NonNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Gt(0), Lt(1)]
 Portion = Annotated[float, Gt(0), Le(1)]
 Chance = Annotated[float, Ge(0), Lt(1)]
-non_negative = Bounds(0)
+
+
+def bounded(name: str, value: Number, least: float, most: float = math.inf) -> Number:
+    """Return a value whose bounds depend on the run; those of other settings are in annotations.
+
+    Args:
+        name: key of the setting, for the message.
+        value: number to check.
+        least: lower bound, inclusive.
+        most: upper bound, inclusive.
+
+    Raises:
+        SettingsError: the value is outside the bounds, infinite or NaN.
+    """
+    if not (least <= value <= most and math.isfinite(value)):
+        above = f" and <= {most}" if math.isfinite(most) else ""
+        raise SettingsError(f"{name}={value}: expected a number >= {least}{above}")
+    return value
 
 
 def stable_penalty(name: str, value: float, lr: float, momentum: float = 0.0, rate: str = "lr") -> float:
@@ -87,7 +65,7 @@ def stable_penalty(name: str, value: float, lr: float, momentum: float = 0.0, ra
     Raises:
         SettingsError: c is negative or not finite, or lr·c exceeds the bound.
     """
-    non_negative(name, value)
+    bounded(name, value, 0)
     bound = 2 * (1 + momentum)
     if lr * value > bound:
         raise SettingsError(
@@ -150,21 +128,3 @@ def check_no_password(url: str, key: str = "resume") -> None:
         return
     if secret:
         raise SettingsError(f"{key}= contains a password, which config.yaml would store; remove it: {CONFIGURATION}")
-
-
-def check_room(what: str, needed: int, instead: str) -> None:
-    """Check that enough memory is free; the kernel kills a process that takes more without a message.
-
-    Args:
-        what: what the memory is for; the error begins with it.
-        needed: bytes.
-        instead: advice that ends the error.
-
-    Raises:
-        SettingsError: less is free.
-    """
-    free = psutil.virtual_memory().available
-    if needed > free:
-        raise SettingsError(
-            f"{what} would need {needed / 2**30:.4g} GiB of memory, but only {free / 2**30:.4g} GiB are free: {instead}"
-        )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import InitVar, dataclass, replace
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from pflsim.config.names import some
-from pflsim.data.card import Card
 from pflsim.errors import SettingsError
 from pflsim.types import TaskName
 
@@ -21,11 +21,37 @@ MAX_NAMED = 10
 """Maximum number of classes that a warning names."""
 BINS = 10
 """The number of quantiles of a target of regression, by default of `partition.bins`."""
+WIDTH = 100
+"""Characters in a line of a card."""
 MASKED = "there are masked values; fill them, or leave their rows out"
 TARGETS = {(np.dtype(np.int64), 1), (np.dtype(np.int64), 2), (np.dtype(np.float32), 2)}
 """Types and numbers of axes of targets."""
 Kind = Literal["images", "tables", "token sequences"]
 """Kind of inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What was read; prints as a table.
+
+    Args:
+        lines: what, and the figures that its owner knows.
+        columns: all columns of a table: name, kind, and more by kind.
+    """
+
+    lines: tuple[tuple[str, str], ...] = ()
+    columns: tuple[Mapping[str, Any], ...] = ()
+
+    def __str__(self) -> str:
+        first = max((len(what) for what, _ in self.lines), default=0) + 2
+        cut = (textwrap.shorten(text, WIDTH - first, placeholder=" ...") for _, text in self.lines)
+        return "\n".join(f"{what:{first}}{text}" for (what, _), text in zip(self.lines, cut, strict=True))
+
+    __repr__ = __str__
+
+    def record(self) -> dict[str, Any]:
+        """Return the content of data_card.json."""
+        return {"card": dict(self.lines), "columns": list(self.columns)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +109,8 @@ class Dataset:
     groups: np.ndarray | None = None
     rows: np.ndarray | None = None
     card: Card = Card()
-    writers: InitVar[object] = None
 
-    def __post_init__(self, writers: object) -> None:
-        if writers is not None:
-            raise SettingsError("Dataset(writers=...) is now Dataset(clients=...)")
+    def __post_init__(self) -> None:
         given = np.asarray(self.clients)
         if given.dtype.kind in "OU" and given.ndim and all(isinstance(name, str) for name in given):
             names, numbers = np.unique(given, return_inverse=True)
@@ -145,18 +168,16 @@ class Loader(Protocol):
         ...
 
 
-def check_dataset(dataset: object, source: str) -> None:
-    """Check that a loader returned a valid `Dataset`.
+def check_dataset(dataset: Dataset, source: str) -> None:
+    """Check that a loader returned a valid data set.
 
     Args:
-        dataset: the returned object.
+        dataset: the data set.
         source: name of the loader, for error messages.
 
     Raises:
-        SettingsError: it is not a Dataset, or an array has a wrong type, shape or value.
+        SettingsError: an array has a wrong type, shape or value.
     """
-    if not isinstance(dataset, Dataset):
-        raise SettingsError(f"{source} returned a {type(dataset).__name__}, expected a Dataset")
     for problem in _problems(dataset):
         raise SettingsError(f"{source}: {problem}")
 

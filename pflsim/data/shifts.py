@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pflsim.config.validate import Bounds, NonNegative
+from pflsim.config.validate import NonNegative, bounded
 from pflsim.data.dataset import Dataset
 from pflsim.errors import SettingsError
 from pflsim.seeding import numpy_generator
@@ -173,7 +173,7 @@ def permuted_labels(dataset: Dataset, clients: int, rng: np.random.Generator, *,
     if dataset.task != "classification":
         raise SettingsError(f"shift=permuted_labels needs classes, but {dataset.name} has targets of {dataset.task}")
     if classes < 20:
-        Bounds(1, math.factorial(classes))("shift.groups", groups)
+        bounded("shift.groups", groups, 1, math.factorial(classes))
     members, permutations = _groups(groups, clients, rng), [tuple(range(classes))]
     while len(permutations) < groups:
         drawn = tuple(rng.permutation(classes).tolist())
@@ -195,7 +195,7 @@ def rotated(images: Tensor, angle: float) -> Tensor:
 
 def _groups(groups: int, clients: int, rng: np.random.Generator) -> tuple[int, ...]:
     """Return a random group for each client, of equal sizes ± 1."""
-    Bounds(1, clients)("shift.groups", groups)
+    bounded("shift.groups", groups, 1, clients)
     return tuple(rng.permutation(np.arange(clients) % groups).tolist())
 
 

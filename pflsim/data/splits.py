@@ -19,7 +19,7 @@ from pflsim.config.validate import Chance, Share
 from pflsim.data.content import content_order
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
-from pflsim.data.partitions.deal import apportion, class_sizes, deal
+from pflsim.data.partitions.deal import apportion, deal
 from pflsim.errors import SettingsError
 
 Assign = Callable[[np.ndarray], list[np.ndarray]]
@@ -66,8 +66,8 @@ def official(
     if test_by == "clients":
         test = _tests_by_client(dataset, pool, tests)
     else:
-        held = np.stack([class_sizes(dataset.y[rows], dataset.num_classes) for rows in pool])
-        counts = own_test_counts(held, class_sizes(dataset.y[tests], dataset.num_classes), rng)
+        held = np.stack([np.bincount(dataset.y[rows], minlength=dataset.num_classes) for rows in pool])
+        counts = own_test_counts(held, np.bincount(dataset.y[tests], minlength=dataset.num_classes), rng)
         test = [tests[part] for part in deal(dataset.y[tests], counts, rng)]
     return _finish(dataset, [*zip(pool, test, strict=True)], validation, stratify, rng)
 
@@ -201,7 +201,7 @@ def _divided(
     """
     if dataset.groups is None:
         labels = dataset.y[rows] if stratify else np.zeros(len(rows), np.int64)
-        wanted = apportion(class_sizes(labels, dataset.num_classes), size, rng)
+        wanted = apportion(np.bincount(labels, minlength=dataset.num_classes), size, rng)
         (chosen,) = deal(labels, wanted[None], rng)
         return np.delete(rows, chosen), rows[chosen]
     sides = {} if sides is None else sides
@@ -247,7 +247,7 @@ def own_test_counts(held: np.ndarray, available: np.ndarray, rng: Generator) -> 
         [N, C] int. Column sums are at most T_j, entries are zero where D_ij is zero, and every row sum is at least 1.
 
     Raises:
-        SettingsError: there is no allocation that gives every client a test example.
+        SettingsError: a client gets no test example.
     """
     totals = held.sum(axis=0)
     usable = np.flatnonzero((totals > 0) & (available > 0))
@@ -258,7 +258,7 @@ def own_test_counts(held: np.ndarray, available: np.ndarray, rng: Generator) -> 
         for j in usable:
             deficit = _round_fairly(counts, held, int(j), int(rho * int(totals[j])), deficit, rng)
     for client in np.flatnonzero(counts.sum(axis=1) == 0):
-        if not _give_one(counts, held, available, int(client), set()):
+        if not _give_one(counts, held, available, int(client)):
             raise SettingsError(
                 f"split=official: no test example of its own classes is left for client {client}: {len(held)} clients "
                 f"share {available.sum()} official test examples; use fewer clients, or split=merged"
@@ -285,28 +285,16 @@ def _round_fairly(
     return deficits
 
 
-def _give_one(counts: np.ndarray, held: np.ndarray, available: np.ndarray, client: int, tried: set[int]) -> bool:
-    """Give a client one more test example, in place: an unused one, one of another client, or one by a chain of swaps.
-
-    This searches an augmenting path over the classes. `tried` prevents visiting a class twice.
-    """
-    own = [int(j) for j in np.argsort(-held[client], kind="stable") if held[client, j] > 0 and j not in tried]
+def _give_one(counts: np.ndarray, held: np.ndarray, available: np.ndarray, client: int) -> bool:
+    """Give a client one more test example, in place: an unused one, or one of a client that has several."""
+    own, sizes = np.argsort(-held[client], kind="stable")[: np.count_nonzero(held[client])], counts.sum(axis=1)
     for j in own:
         if counts[:, j].sum() < available[j]:
             counts[client, j] += 1
             return True
-    sizes = counts.sum(axis=1)
     for j in own:
         donor = int(np.argmax(np.where(counts[:, j] > 0, sizes, 0)))
         if counts[donor, j] > 0 and sizes[donor] > 1:
-            counts[donor, j] -= 1
-            counts[client, j] += 1
+            counts[[donor, client], j] += -1, 1
             return True
-    for j in own:
-        tried.add(j)
-        for donor in np.flatnonzero(counts[:, j]):
-            if donor != client and _give_one(counts, held, available, int(donor), tried):
-                counts[donor, j] -= 1
-                counts[client, j] += 1
-                return True
     return False

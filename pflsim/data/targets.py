@@ -9,29 +9,12 @@ from typing import Any, Literal
 import numpy as np
 
 from pflsim.config.names import some
-from pflsim.data.card import Card
-from pflsim.data.dataset import MAX_CLASSES, Dataset, described
+from pflsim.data.dataset import MAX_CLASSES, Card, Dataset, described
 from pflsim.errors import SettingsError
 from pflsim.types import TaskName
 
 MAX_FOUND = 20
 """More different integers in a table are not taken for classes unless the run says so."""
-
-
-def labelled(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return the rows that have targets, and the number of the others.
-
-    Whole numbers that are floating point because some are missing, as in pandas, become integers.
-    """
-    from pandas import isna
-
-    if not y.ndim or len(x) != len(y):
-        return x, y, 0  # an error elsewhere
-    missing = isna(y).any(axis=tuple(range(1, y.ndim)))
-    x, y = x[~missing], y[~missing]
-    if missing.any() and y.dtype.kind in "fO" and all(isinstance(v, int | float) and v == int(v) for v in y.flat):
-        y = y.astype(np.int64)
-    return x, y, int(missing.sum())
 
 
 def found_targets(name: str, given: np.ndarray) -> tuple[np.ndarray, int, tuple[Any, ...] | None]:
@@ -80,7 +63,8 @@ def as_task(dataset: Dataset, asked: TaskName | Literal["auto"]) -> Dataset:
         SettingsError: the targets are not of this task, or `auto` cannot decide it.
     """
     y, found, values = dataset.y, dataset.task, dataset.values
-    if asked in ("auto", "classification") and y.ndim == 2 and y.shape[1] > 1 and _is_one_hot(y):
+    one_hot = y.ndim == 2 and y.shape[1] > 1 and np.isin(y, (0, 1)).all() and (y.sum(axis=1) == 1).all()
+    if asked in ("auto", "classification") and one_hot:
         said = f"{dataset.name}: every row of the targets has exactly one 1, so the columns are classes"
         told = (f"{said}; task=multilabel makes them labels",) if asked == "auto" else ()
         return replace(dataset, y=y.argmax(1), notes=(*dataset.notes, *told))
@@ -123,7 +107,3 @@ def array_card(dataset: Dataset) -> Card:
         ("inputs", f"{dataset.kind} {'x'.join(map(str, x.shape[1:]))}, {x.dtype}, {span}"),
         ("label", about_targets(dataset)),
     ))  # fmt: skip
-
-
-def _is_one_hot(y: np.ndarray) -> bool:
-    return bool(np.isin(y, (0, 1)).all() and (y.sum(axis=1) == 1).all())

@@ -49,6 +49,7 @@ class Callbacks:
 
     def __init__(self, callbacks: Iterable[Any] = ()) -> None:
         self._calls: dict[str, list[Any]] = {event: [] for event in EVENTS}
+        self._seen = -1
         for callback in callbacks:
             found = {event: getattr(callback, event) for event in EVENTS if hasattr(callback, event)}
             if isinstance(callback, type) or not (found or callable(callback)):
@@ -57,7 +58,7 @@ class Callbacks:
                 self._calls[event].append(call)
 
     def round(self, record: RoundRecord) -> str:
-        """Call `on_evaluate` if the round has an evaluation, then `on_round`.
+        """Call `on_evaluate` if the round has an evaluation, then `on_round`; not for rounds that are repeated.
 
         Returns:
             Which callback asks to stop, or "".
@@ -65,8 +66,9 @@ class Callbacks:
         Raises:
             RunError: a callback raised an error.
         """
-        if not any(self._calls.values()):
+        if not any(self._calls.values()) or record.round <= self._seen:
             return ""
+        self._seen = record.round
         found = round_metrics(record, Traffic())
         losses = MappingProxyType({**found.losses})
         result = RoundResult(record.round, record.evaluations, losses, found.traffic, found.total_seconds)

@@ -48,6 +48,10 @@ class NodeLost(RunError):
     """Actors or objects are lost because their node left the cluster. `Executor.recover` continues on other nodes."""
 
 
+class StatesLost(RunError):
+    """States of clients or of the server are lost with a node: the run can only continue from a checkpoint."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sent(Generic[Handle]):
     """Downlinks: a handle and the size in bytes for every client. A handle is None if the task needs no message."""
@@ -187,16 +191,12 @@ class Executor(Protocol[Handle]):
     def start(self) -> None:
         """Build the server and the hosts, and wait until they are ready."""
 
-    def recover(self) -> bool:
+    def recover(self) -> None:
         """Continue after `NodeLost`, when the actors of the lost node run on another one.
 
-        Returns:
-            True if all states are intact. False if some were lost: then all states are the initial ones.
-
         Raises:
-            RunError: the other nodes have no room.
+            RunError: the other nodes have no room; `StatesLost` if some states are lost.
         """
-        ...
 
     def send(self, clients: Sequence[int], joining: bool = False) -> Sent[Handle]:
         """Have the server make the downlinks of these clients, or their first ones if they are `joining`."""

@@ -17,10 +17,19 @@ import torch
 from pflsim.engine.callbacks import Callbacks
 from pflsim.engine.checkpointing import Checkpointer
 from pflsim.engine.diagnostics import mean_confusion
-from pflsim.engine.execution import EvalRequest, Executor, FinetuneTask, NodeLost, ReplyTask, Sent, Trained, TrainTask
+from pflsim.engine.execution import (
+    EvalRequest,
+    Executor,
+    FinetuneTask,
+    NodeLost,
+    ReplyTask,
+    Sent,
+    StatesLost,
+    Trained,
+    TrainTask,
+)
 from pflsim.engine.interrupts import Interrupts
 from pflsim.engine.plan import RunPlan
-from pflsim.engine.recovery import MAX_NODE_LOSSES, Recovery
 from pflsim.errors import RunError
 from pflsim.records.evaluation import grouped, validation_score
 from pflsim.records.history import stalled_since
@@ -31,6 +40,8 @@ from pflsim.types import EvalPhase, EvalRow, Fault, ModelKind, NewcomerRecord, R
 logger = logging.getLogger(__name__)
 Handle = TypeVar("Handle")
 Result = TypeVar("Result")
+MAX_NODE_LOSSES = 10
+"""Losses in one round after which the run ends."""
 
 
 class Listener(Protocol):
@@ -84,7 +95,6 @@ class Simulation(Generic[Handle]):
         self.interrupts, self.done = interrupts or Interrupts(), done
         executor.clients_done = listener.clients_done
         self._checkpoints = Checkpointer(executor, plan, folder, listener.sync, done)
-        self._recovery = Recovery(executor, plan, folder, listener.phase, done)
         self.callbacks, self.stopped = callbacks or Callbacks(), ""
         self._score: float | None = None
         self._scores = dict(scores or {})
@@ -97,7 +107,7 @@ class Simulation(Generic[Handle]):
         Raises:
             KeyboardInterrupt: a signal asked for it; the states after the last finished round are saved, except after
                 a second signal.
-            Exception: the run failed; these states are saved if that is possible.
+            Exception: the run failed; these states are saved if that is possible, so not after `StatesLost`.
         """
         try:
             while not self._ends and (round_number := self.plan.next_round(self.done)) <= self.plan.rounds:
@@ -106,8 +116,8 @@ class Simulation(Generic[Handle]):
                 assert self.done is not None
                 self.listener.phase(self.done, "newcomers")
                 self.listener.newcomers(self._repeat_after_losses(partial(self._join, self.done)))
-        except (Exception, KeyboardInterrupt):
-            if self.interrupts.count < 2:
+        except (Exception, KeyboardInterrupt) as error:
+            if self.interrupts.count < 2 and not isinstance(error, StatesLost):
                 self._save_last_round()
             raise
 
@@ -236,7 +246,6 @@ class Simulation(Generic[Handle]):
         record = replace(record, seconds=seconds, faults={**record.faults, **self.executor.faults.take()})
         self.listener.round(record)
         self.done, self._score, self._ahead = record.round, score, False
-        self._recovery.add(record)
         self.executor.commit()
         if staged is not None:
             self._checkpoints.publish(staged)
@@ -261,14 +270,18 @@ class Simulation(Generic[Handle]):
         return NewcomerRecord(last, down_bytes, tuple(received), tuple(trained))
 
     def _repeat_after_losses(self, work: Callable[[], Result]) -> Result:
-        """Do the work; if a node is lost, restore the states after the last finished round and do the work again."""
+        """Do the work; if a node is lost, do it again with the states after the last finished round.
+
+        Raises:
+            StatesLost: these states are lost, too.
+        """
         reason = ""
         for _ in range(MAX_NODE_LOSSES):
             try:
                 if reason:
                     with self.interrupts.abandonable():
-                        self._recovery.recover()
-                    self.executor.faults.take()  # those of rounds that were repeated
+                        self.executor.recover()
+                    self.executor.faults.take()  # those of the round that is repeated
                 return work()
             except NodeLost as loss:
                 reason = str(loss)  # not the error itself, which would keep the round's messages alive
@@ -284,8 +297,6 @@ class Simulation(Generic[Handle]):
         if self.done is None or self.states_saved:
             return
         try:
-            if not self._recovery.complete:
-                raise RunError("some states were lost with a node")
             if self._ahead:
                 self.executor.rollback()
             if (staged := self._checkpoints.stage(self.done, self._score)) is not None:

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+import psutil
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from pflsim.config.validate import check_room
+from pflsim.errors import SettingsError
 from pflsim.fusion.blocks import COLUMNS
 from pflsim.seeding import torch_generator
 
@@ -74,7 +75,10 @@ def draw(
     sizes, last = [*pairwise(widths)], widths[-1]
     entries = sum((width + 1) * out for width, out in (*sizes, (last, sum(outputs))))
     count = clients * embedding + (1 if common else clients) * entries
-    check_room("method.embedding and method.hidden: the hypernetworks", 2 * 4 * count, "use smaller widths")
+    needed, free = 2 * 4 * count, psutil.virtual_memory().available
+    if needed > free:  # the kernel kills a process that takes more without a message
+        sizes_of = f"need {needed / 2**30:.4g} GiB of memory, and {free / 2**30:.4g} GiB are free"
+        raise SettingsError(f"method.embedding and method.hidden: the hypernetworks {sizes_of}: use smaller widths")
     generators = [torch_generator(seed, "hypernetwork", client) for client in range(clients)]
     v = torch.stack([torch.randn(embedding, generator=g) for g in generators])
     generators = [torch_generator(seed, "hypernetwork")] if common else generators

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-from pflsim.config.settings import ServerOptimizer
+from pflsim.fusion import ServerOptimizer
 from pflsim.types import Tensors
 
 

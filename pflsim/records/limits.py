@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import resource
-import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,36 +20,21 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 
 FILES, FILES_PER_ACTOR = 128, 8
 """Files that one of Ray's processes opens, without actors and for each actor; measured: 50 and 5."""
-THREADS, THREADS_PER_ACTOR = 200, 30
-"""Threads of Ray, without actors and for each actor; measured: 150 and 25."""
 
 
 def check_limits(actors: int) -> None:
-    """Check what Ray needs to run, because Ray would wait for it without a message.
-
-    The limit of open files is raised if this process may raise it.
+    """Raise the limit of open files to what Ray needs, because Ray would wait for it without a message.
 
     Raises:
-        SettingsError: something is missing; a table has what was found, what is needed, and how to change it.
+        SettingsError: this process may not raise it that far.
     """
-    files, threads = FILES + FILES_PER_ACTOR * actors, THREADS + THREADS_PER_ACTOR * actors
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files, (soft, hard) = FILES + FILES_PER_ACTOR * actors, resource.getrlimit(resource.RLIMIT_NOFILE)
     most = math.inf if hard == resource.RLIM_INFINITY else hard
-    if soft < files <= most:
+    if most < files:
+        needed = f"for {actors} client actors Ray needs {files} open files, and this process may have {most}"
+        raise SettingsError(f"{needed}: ulimit -n {files}, or executor=inline, which needs no Ray")
+    if soft < files:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
-    table = [
-        ("open files", most, files, f"ulimit -n {files}"),
-        ("processes and threads", free_processes(), threads, "ulimit -u, or a larger container"),
-    ]
-    lines = [f"  {what}: found {found}, needed {least} ({how})" for what, found, least, how in table if found < least]
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            socket.create_connection(server.getsockname(), timeout=5).close()
-    except OSError as error:
-        lines.append(f"  the loopback interface: {error} (ip link set lo up)")
-    if lines:
-        advice = f"for {actors} client actors Ray needs more than this process may use; executor=inline needs no Ray"
-        raise SettingsError("\n".join([advice, *lines]))
 
 
 def usable_cpus() -> int:
@@ -65,16 +49,6 @@ def free_memory() -> int:
     names = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
     limits = [found for pair in names for found in _read("memory", *pair, "memory.stat")]
     return max(0, min([psutil.virtual_memory().available, *(most - used + cache for most, used, cache in limits)]))
-
-
-def free_processes() -> float:
-    """Return how many more processes and threads this process and its children may start."""
-    free = [math.inf, *(most - now for most, now in _read("pids", "pids.max", "pids.current"))]
-    most, user = resource.getrlimit(resource.RLIMIT_NPROC)[0], os.getuid()
-    if user and most != resource.RLIM_INFINITY:  # of the user; root has no limit
-        own = [one.info for one in psutil.process_iter(["uids", "num_threads"]) if one.info["uids"]]
-        free.append(most - sum(each["num_threads"] or 0 for each in own if each["uids"].real == user))
-    return min(free)
 
 
 def _read(controller: str, *names: str) -> Iterator[list[int]]:

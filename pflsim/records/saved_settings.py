@@ -12,7 +12,7 @@ from typing import Any
 from pflsim.config.checks import check, settings_from
 from pflsim.config.components import COMPONENTS
 from pflsim.config.settings import Settings, dotted
-from pflsim.config.validate import check_no_password, checked, is_url
+from pflsim.config.validate import check_no_password, is_url
 from pflsim.errors import SettingsError
 from pflsim.records.environment import read_environment
 from pflsim.records.folder import CONFIG, last_run
@@ -65,19 +65,6 @@ def saved_settings(folder: Path, used: Sequence[str] = COMPONENTS) -> Settings:
         return settings_from(saved_config(path), used)
     except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
         raise SettingsError(f"{path} cannot be used: {str(error).partition(chr(10))[0]}") from error
-
-
-def without_changed_code(overrides: Sequence[str]) -> tuple[list[str], bool]:
-    """Return the overrides of a resumed run without `changed_code`, and its value.
-
-    Raises:
-        SettingsError: the value is not true or false.
-    """
-    import yaml
-
-    own = [text for text in overrides if text.startswith(f"{CHANGED_CODE}=")]
-    values = [checked(CHANGED_CODE, bool, yaml.safe_load(text.partition("=")[2])) for text in own]
-    return [text for text in overrides if text not in own], any(values)
 
 
 def fixed_settings(settings: Settings) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from pflsim.config.settings import ServerOptimizer
+from pflsim.fusion import ServerOptimizer
 from pflsim.fusion.server_optimizers import server_step
 from pflsim.messages import Message, Uplink
 from pflsim.params import UnitKind, dtype_of

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pflsim.config.settings import Count, Probability
-from pflsim.config.validate import Bounds, Share
+from pflsim.config.validate import Share, bounded
 from pflsim.errors import SettingsError
 from pflsim.fusion.blocks import blocks
 from pflsim.fusion.clusters import ClusterOn, cluster_means, cosine_similarity, directions, ward_clusters
@@ -113,7 +113,7 @@ class FedALP(GlobalModelRule[State]):
     def init(self, federation: Federation) -> State:
         """Return the state with the initial model."""
         clients, rounds = len(federation.clients), federation.rounds
-        Bounds(1, clients)(f"clients={clients}, method.groups", self.groups)
+        bounded(f"clients={clients}, method.groups", self.groups, 1, clients)
         if rounds < 2:
             raise SettingsError(f"rounds={rounds}: expected at least 2, one of warm-up and one after it")
         layout = federation.layouts[self.unit]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pflsim.config.settings import Count
-from pflsim.config.validate import Bounds
+from pflsim.config.validate import bounded
 from pflsim.fusion.clusters import centre_distances, cluster_models, nearest
 from pflsim.fusion.layerwise import flat_rows, stack
 from pflsim.messages import Message, Uplink, packed
@@ -62,7 +62,7 @@ class FeSEM(ServerRule[State]):
     def init(self, federation: Federation) -> State:
         """Return the state with the initial model as each centre and random clusters."""
         clients = len(federation.clients)
-        Bounds(1, clients)(f"clients={clients}, method.groups", self.groups)
+        bounded(f"clients={clients}, method.groups", self.groups, 1, clients)
         groups = torch.empty(clients, dtype=torch.int64)
         order = torch.randperm(clients, generator=torch_generator(federation.seed, "groups"))
         groups[order] = torch.arange(clients) % self.groups

@@ -60,7 +60,7 @@ _printed: set[str] = set()
 
 
 def print_card(card: object, progress: str, stream: TextIO | None = None) -> None:
-    """Print what was read, a `pflsim.data.card.Card`, unless it was printed before or `progress` wants no output."""
+    """Print what was read, a `pflsim.data.dataset.Card`, unless it was printed before or `progress` wants no output."""
     if (text := str(card)) and progress not in ("quiet", "none") and text not in _printed:
         _printed.add(text)
         print(text, file=IgnoreClosedPipe(stream or sys.stdout), flush=True)
@@ -284,4 +284,4 @@ class Console:
             costs.append(f"up {format_bytes(status.up)}, down {format_bytes(status.down)}")
         if self._memory_mb:
             costs.append(f"memory {format_bytes(self._memory_mb * 1e6)}")
-        return Group(row, *map(Text, (*(flowed(results, self.width) if results else ()), *flowed(costs, self.width))))
+        return Group(row, *map(Text, (*flowed(results, self.width), *flowed(costs, self.width))))

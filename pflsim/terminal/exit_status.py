@@ -1,43 +1,17 @@
-"""Parsers, exit statuses and error messages of the commands."""
+"""Exit statuses and error messages of the commands."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import traceback
 from collections.abc import Callable
-from typing import NoReturn
 
-from pflsim.config.names import program
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError, in_one_line
 
 DEBUG = "PFLSIM_DEBUG"
 """If this environment variable is set, errors are printed with their tracebacks."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Print an error in one line, without the usage."""
-        self.exit(2, f"error: {message}; see {self.prog} --help\n")
-
-
-def command_parser(name: str, description: str | None, examples: str = "") -> argparse.ArgumentParser:
-    """Return a parser of the options of a command.
-
-    Args:
-        name: of the command.
-        description: printed above the options.
-        examples: printed below them; `{program}` stands for the program's name.
-    """
-    return _Parser(
-        prog=f"{program()} {name}",
-        description=description,
-        epilog=examples.format(program=program()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
 
 
 def exit_status(work: Callable[[], int | None]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable
-from textwrap import fill
+from textwrap import fill, wrap
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -65,12 +65,9 @@ def plural(count: int, name: str) -> str:
 
 def flowed(items: Iterable[str], width: int) -> list[str]:
     """Return lines of items with three spaces between them; a line breaks between items only."""
-    lines = [""]
-    for item in items:
-        if lines[-1] and len(lines[-1]) + 3 + len(item) > width:
-            lines.append("")
-        lines[-1] += " " * 3 * bool(lines[-1]) + item
-    return lines
+    text = "   ".join(item.replace(" ", "\xa0") for item in items)
+    lines = wrap(text, width, break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\xa0", " ") for line in lines]
 
 
 def wrapped(text: str, width: int | None = None, indent: str = "") -> str:

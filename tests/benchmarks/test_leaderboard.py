@@ -26,6 +26,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     return Place("DIR", tmp_path / "runs", tmp_path)
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_computed_once_and_comes_out_again(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     assert [str(cell) for cell in place.missing("small/*")] == [
         f"small/{method}/{seed}" for method in ("local", "ditto") for seed in (1, 2)
@@ -87,6 +88,7 @@ def test_the_page_of_leaderboards_has_all_recorded_rows() -> None:
     assert written == "\n".join(page(place)).splitlines()
 
 
+@pytest.mark.slow
 def test_the_picture_of_several_boards() -> None:
     """From the rows in docs/results; Local has no number, and what is not clear is not black."""
     two, rotations = board_picture.draw(["fashion-mnist-two-classes", "mnist-rotation"], ["ifca", "pfedla"]).axes

@@ -61,6 +61,7 @@ def lines(name: str, runs: Sequence[Run]) -> dict[str, tuple[str, ...]]:
     return {row[0]: row[1:] for row in paper_table(name, runs).table.rows}
 
 
+@pytest.mark.slow
 def test_mean_and_spread_of_the_oracle_s_round(tmp_path: Path) -> None:
     """0.9 and 1.0 make 0.95 in round 2; the other seed has 0.85 in round 1."""
     runs = [

@@ -10,10 +10,12 @@ from safetensors import safe_open
 from support import check_loaded, examples_of, refusing
 
 import pflsim
-from lightning_modules.export import main
 from pflsim.analysis.runs import Run
+from pflsim.cli import main
 from pflsim.errors import SettingsError
 from pflsim.records.evaluation import Scope
+
+pytestmark = pytest.mark.slow
 
 SMALL = ["data=digits", "clients=4", "rounds=2", "executor=inline", "batch_size=16", "lr=0.05", "lockstep=false"]
 CNN_BN = ["model=cnn_bn", "model.channels=[4]", "model.padding=2"]
@@ -24,7 +26,6 @@ def made(folder: Path, *overrides: str) -> Run:
     return pflsim.run(overrides=[*SMALL, "progress=none", f"run_dir={folder}", *overrides])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -45,7 +46,6 @@ def test_kinds_of_models(overrides: list[str], tmp_path: Path) -> None:
     check_loaded(made(tmp_path / "run", *overrides), *range(4))
 
 
-@pytest.mark.slow
 def test_neither_the_data_nor_the_run_s_other_clients_are_needed(tmp_path: Path) -> None:
     """FedBABU adapts its model to the examples of a client; a resumed run stores that as a straight one does."""
     rng, file = np.random.default_rng(0), tmp_path / "data.npz"
@@ -81,7 +81,6 @@ def test_the_server_s_model_and_other_rounds(tmp_path: Path, capsys: pytest.Capt
     assert "round 3 " in said and "round 2 " in said and "checkpoint.best=true" in said
 
 
-@pytest.mark.slow
 def test_the_best_round_is_the_report_s(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With `checkpoint.best` it is saved and exported; otherwise it is named."""
     settings = ("method=ditto", "rounds=30", "lr=0.3", "stop.patience=1")
@@ -92,7 +91,9 @@ def test_the_best_round_is_the_report_s(tmp_path: Path, capsys: pytest.CaptureFi
         f"round_{n:04d}" for n in (line.round, last)
     }
     assert pflsim.load_model(run, 1, "best").about["round"] == line.round
-    assert main([str(run.folder), "--client", "1"]) == main([str(other.folder), "--client", "1"]) == 0
+    assert (
+        main(["export", str(run.folder), "--client", "1"]) == main(["export", str(other.folder), "--client", "1"]) == 0
+    )
     for folder, expected in ((run.folder, line.round), (other.folder, last)):
         with safe_open(folder / "export" / "client_1.safetensors", "pt") as file:
             assert file.metadata()["round"] == str(expected)
@@ -110,7 +111,7 @@ def test_the_files_of_export(
     run = made(tmp_path / "run", "method=ditto", "model.hidden=[8]")
     folder, inputs = tmp_path / "out of it", examples_of(run)[3].x
     for options in (["--client", "2, 3"], ["--client", "3", "--model", "global"], []):
-        assert main([str(run.folder), *options, "--out", str(folder)]) == 0
+        assert main(["export", str(run.folder), *options, "--out", str(folder)]) == 0
     names = ("client_2", "client_3", "client_3_global", "global")
     assert {path.name for path in folder.iterdir()} == {f"{n}.{kind}" for n in names for kind in ("pt2", "safetensors")}
     assert torch.backends.cudnn.conv.fp32_precision == "ieee"
@@ -125,11 +126,10 @@ def test_the_files_of_export(
         assert (about["method"], about["client"], about["round"], about["scale"]) == ("ditto", "3", "2", "16.0")
         assert set(file.keys()) == set(state) and all(torch.equal(file.get_tensor(key), state[key]) for key in state)
     (tmp_path / "file").touch()
-    assert main([str(run.folder), "--client", "2", "--out", str(tmp_path / "file" / "x")]) == 2
+    assert main(["export", str(run.folder), "--client", "2", "--out", str(tmp_path / "file" / "x")]) == 2
     assert "Not a directory" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_what_a_run_does_not_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = made(tmp_path / "run", "method=fedper", "eval.holdout_clients=1", "clients=5", "split.validation=0")
 
@@ -145,7 +145,7 @@ def test_what_a_run_does_not_have(tmp_path: Path, capsys: pytest.CaptureFixture[
     refused("best", "last", client=0, round="x")
     refused("validation", client=0, round="best")
     refused("none", folder=tmp_path / "none", client=0)
-    assert main([str(run.folder), "--client", "x"]) == 2
+    assert main(["export", str(run.folder), "--client", "x"]) == 2
     assert "--client x" in capsys.readouterr().err
     private = run.folder / "checkpoints" / "round_0002" / "clients_000000.pt"
     private.write_bytes(private.read_bytes()[:-1])

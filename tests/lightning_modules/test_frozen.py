@@ -86,12 +86,14 @@ def test_training_equals_that_with_buffers_instead(method: str) -> None:
     assert not any(".a." in key for key in found[0]) and any("net.body.a." in key for key in expected[0])
 
 
+@pytest.mark.slow
 def test_a_body_without_gradients_trains_in_lockstep_too() -> None:
     args = (*SMALL, f"model={target_of(Unused)}", "head=fc", "method=fedrep")
     torch.testing.assert_close(*(_after(prepared(*args, f"lockstep={way}")) for way in ("false", "true")))
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.slow
 def test_a_host_holds_one_copy_in_lockstep_too(method: str) -> None:
     def copies() -> int:
         gc.collect()
@@ -124,6 +126,7 @@ NOTHING_LEFT = "fedavg:net fedavg:body,head fedbabu:body fedrep:head fedper:body
 
 
 @pytest.mark.parametrize(("method", "freeze"), [case.split(":") for case in NOTHING_LEFT.split()])
+@pytest.mark.slow
 def test_nothing_left_to_train_or_send(method: str, freeze: str, refused: Callable[..., str]) -> None:
     assert "fr" in refused(*SMALL, f"method={method}", f"freeze=[{freeze}]", "progress=none")
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import check_loaded, shard, slow_except
+from support import check_loaded, shard
 from torch import nn
 
 import pflsim
@@ -26,7 +26,7 @@ from pflsim.records.saved_settings import saved_settings
 
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
-pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")]
 SMALL = ["clients=2", "rounds=2", "local_steps=2", "partition=iid", "executor=inline", "progress=none"]
 
 
@@ -88,9 +88,9 @@ ADAPTERS = 2 * 4 * 2 * 8
     ("model", "data", "lora", "head"),
     [
         (vit, "digits", by_ours("proj"), 8 * 10 + 10),
-        pytest.param(distilbert, text(), by_ours("lin"), 8 * 3 + 3 + 8 * 8 + 8, marks=pytest.mark.slow),
-        pytest.param(llama, text(), by_ours("proj"), 8 * 3, marks=pytest.mark.slow),
-        pytest.param(adapted, text(), {}, 8 * 3 + 3 + 8 * 8 + 8, marks=pytest.mark.slow),
+        (distilbert, text(), by_ours("lin"), 8 * 3 + 3 + 8 * 8 + 8),
+        (llama, text(), by_ours("proj"), 8 * 3),
+        (adapted, text(), {}, 8 * 3 + 3 + 8 * 8 + 8),
     ],
     ids=["vit", "distilbert", "llama", "peft"],
 )
@@ -174,19 +174,16 @@ BASE, TWO = partial(roberta, "RobertaModel"), {"r": 2}
 
 @pytest.mark.parametrize(
     ("make", "folder", "method", "lora", "adapters"),
-    slow_except(
-        [(BASE, True, "ditto", TWO, True)],
-        [
-            (BASE, True, "ditto", TWO, True),
-            (BASE, True, "ffa_lora", {"targets": ["query", "value"], "use_dora": True}, True),
-            (distilbert, True, "fedavg", TWO, True),
-            (distilbert, True, "fedavg", {"targets": ["pre_classifier"]}, False),
-            (distilbert, False, "fedavg", {}, False),
-            (adapted, False, "fedavg", {}, True),
-            (vit, False, "fedavg", {"bias": "lora_only"}, True),
-            (normed, False, "fedsa_lora", TWO, True),
-        ],
-    ),
+    [
+        (BASE, True, "ditto", TWO, True),
+        (BASE, True, "ffa_lora", {"targets": ["query", "value"], "use_dora": True}, True),
+        (distilbert, True, "fedavg", TWO, True),
+        (distilbert, True, "fedavg", {"targets": ["pre_classifier"]}, False),
+        (distilbert, False, "fedavg", {}, False),
+        (adapted, False, "fedavg", {}, True),
+        (vit, False, "fedavg", {"bias": "lora_only"}, True),
+        (normed, False, "fedsa_lora", TWO, True),
+    ],
 )
 def test_a_saved_model_predicts_as_the_run(
     make: Callable[[], nn.Module], folder: bool, method: str, lora: dict[str, Any], adapters: bool, tmp_path: Path

@@ -86,6 +86,7 @@ def test_flat_inputs(model: str) -> None:
 
 
 @pytest.mark.parametrize("model", [f.stem for f in FILES])
+@pytest.mark.slow
 def test_no_draw_after_the_weights(model: str) -> None:
     net = make(model, MNIST)
     before = torch.get_rng_state()
@@ -164,6 +165,7 @@ def test_resnet18_width_and_group_norm() -> None:
     ("model", "shape", "feature_shape"),
     [("pfedpm_cnn_mh", MNIST, (20, 4, 4)), ("pfedpm_cnn_mh", CIFAR, (20, 5, 5)), ("resnet18_mh", CIFAR, (512,))],
 )
+@pytest.mark.slow
 def test_variants_differ_behind_features_of_one_shape(
     model: str, shape: tuple[int, ...], feature_shape: tuple[int, ...]
 ) -> None:

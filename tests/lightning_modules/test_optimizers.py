@@ -78,6 +78,7 @@ def test_equal_to_torch(settings: dict[str, Any], stacks: Any, double: None) -> 
 @pytest.mark.parametrize(
     "settings", [{"momentum": 0.6}, {"optimizer": ADAM}, {"optimizer": OptimizerChoice("torch.optim.RMSprop")}]
 )
+@pytest.mark.slow
 def test_kept_states(settings: dict[str, Any], double: None) -> None:
     """An optimiser that goes on from round to round, whoever trains on the same module in between."""
     choice = settings.get("optimizer", OptimizerChoice())
@@ -93,6 +94,7 @@ def test_kept_states(settings: dict[str, Any], double: None) -> None:
         assert any(not torch.equal(expected[k], v) for k, v in by_torch(w, client, 3, keep=False, **settings).items())
 
 
+@pytest.mark.slow
 def test_kept_states_of_several_phases() -> None:
     """Head and body have one each; none travels."""
     training = Training(lr=0.02, batch_size=4, momentum=0.5, optimizer=OptimizerChoice(keep=True))

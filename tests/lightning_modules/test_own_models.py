@@ -15,13 +15,11 @@ import pytest
 import torch
 from ray import cloudpickle
 from safetensors.torch import save_file
-from support import agree, check_loaded, inline, prepared, rounds, states
+from support import agree, check_loaded, inline, prepared, rounds, slow_except, states
 
 import pflsim
-from lightning_modules.export import main as export
 from lightning_modules.nets.own import OwnNet, own_net
 from pflsim.cli import main
-from pflsim.commands.overrides import overrides_of
 from pflsim.config.settings import Eval, Settings, TaskChoice
 from pflsim.engine.execution import ReplyTask, TrainTask
 from pflsim.errors import SettingsError
@@ -313,7 +311,7 @@ REASONS = {
 }
 
 
-@pytest.mark.parametrize(("name", "reasons"), REASONS.items())
+@pytest.mark.parametrize(("name", "reasons"), slow_except([*REASONS.items()][::5], REASONS.items()))
 def test_models_that_are_refused(mine: str, name: str, reasons: list[str], refused: Callable[..., str]) -> None:
     before = torch.get_rng_state()
     error = refused(*RUN, f"model={mine}.{name}")
@@ -322,12 +320,13 @@ def test_models_that_are_refused(mine: str, name: str, reasons: list[str], refus
 
 
 @pytest.mark.parametrize("name", ["Batch", "Batch1d", "Float16"])
+@pytest.mark.slow
 def test_remedies_help(name: str, mine: str) -> None:
     model = imported(mine, name)()
     for part in model.modules():
         if isinstance(part, torch.nn.modules.batchnorm._NormBase):
             part.__init__(part.num_features, track_running_stats=True)
-    prepared(*TWO, *overrides_of({"model": model.float()}))
+    prepared(*TWO, model=model.float())
 
 
 LINEAR = "model=torch.nn.Linear model.in_features=3 model.out_features=10"
@@ -344,6 +343,7 @@ SINGLE = "Branch HookedTensor HookedNode HookedParameter HookedModule Shared Sha
 
 
 @pytest.mark.parametrize("name", SINGLE.split())
+@pytest.mark.slow
 def test_what_cannot_be_stacked_trains_one_by_one(mine: str, name: str) -> None:
     found = prepared(*TWO, f"model={mine}.{name}")
     assert len(found.warnings) == 1 and not found.factory.stacks
@@ -411,6 +411,7 @@ def test_functions_of_libraries_are_not_called(here: Path, target: str, refused:
 
 
 @pytest.mark.parametrize("method", ["fedrep", "fedproto"])
+@pytest.mark.slow
 def test_an_own_model_is_loaded(mine: str, method: str) -> None:
     """With the weights in the user's own class."""
     assert run(f"model={mine}.Conv", "model.width=5", f"method={method}", "data=digits") == 0
@@ -419,21 +420,24 @@ def test_an_own_model_is_loaded(mine: str, method: str) -> None:
     assert isinstance(net, OwnNet) and type(net.original()).__name__ == "Conv"
 
 
+@pytest.mark.slow
 def test_models_with_variants(mine: str) -> None:
     assert run(f"model={mine}.make", "model.variants=[{width: 8}, {width: 12}]", "method=local") == 0
     nets = [pflsim.load_model("run", client).client.net for client in (0, 1)]
     assert [net.head.in_features for net in nets] == [8, 12]
 
 
+@pytest.mark.slow
 def test_a_model_with_branches_is_loaded_but_not_exported(mine: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(f"model={mine}.Branch", "method=local") == 0
     capsys.readouterr()
-    assert export(["run", "--client", "0"]) == 2
+    assert main(["export", "run", "--client", "0"]) == 2
     error = capsys.readouterr().err
     assert "local with model=Branch" in error and error.count("\n") == 1 and not Path("run/export").exists()
     assert pflsim.load_model("run", 0)(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
 
 
+@pytest.mark.slow
 def test_records_and_resume_know_own_modules(
     mine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:
@@ -450,12 +454,14 @@ def test_records_and_resume_know_own_modules(
     assert mine in refused("resume=../run")
 
 
-@pytest.mark.parametrize(("method", "as_object"), [("fedavg", True), ("fedfcd", False)])
+@pytest.mark.parametrize(
+    ("method", "as_object"), slow_except([("fedavg", True)], [("fedavg", True), ("fedfcd", False)])
+)
 def test_parametrized_models_are_sent_to_actors(method: str, as_object: bool, mine: str) -> None:
     """They compute the same there; FedFCD's server trains a copy of the head."""
     model = imported(mine, "Orthogonal")
-    texts = overrides_of({"model": model() if as_object else model})
-    made, ends = prepared(*TWO[:2], f"method={method}", "lockstep=false", *texts), list[Any]()
+    given = model() if as_object else model
+    made, ends = prepared(*TWO[:2], f"method={method}", "lockstep=false", model=given), list[Any]()
     sent = cloudpickle.loads(cloudpickle.dumps((made.factory, made.rule, made.federation)))
     for factory, rule, federation in ((made.factory, made.rule, made.federation), sent):
         executor = inline(replace(made, factory=factory, rule=rule, federation=federation))
@@ -514,6 +520,7 @@ def test_an_own_loss_reaches_every_phase_or_a_warning_says_so(here: Path) -> Non
     assert not prepared(*TWO, "method=own_losses.OwnLosses").warnings
 
 
+@pytest.mark.slow
 def test_pretrained_weights_by_the_user_s_names(mine: str, tmp_path: Path, refused: Callable[..., str]) -> None:
     torch.manual_seed(5)
     saved = imported(mine, "Conv")(num_classes=10).state_dict()
@@ -532,6 +539,7 @@ def test_pretrained_weights_by_the_user_s_names(mine: str, tmp_path: Path, refus
     refused(*RUN, f"model={mine}.Conv", "pretrained.weights=none.pt")
 
 
+@pytest.mark.slow
 def test_a_run_can_be_loaded_without_its_pretrained_weights(mine: str, tmp_path: Path) -> None:
     torch.save(imported(mine, "Two")().state_dict(), tmp_path / "w.pt")
     assert run(f"model={mine}.Two", "method=ditto", "data=digits", "pretrained.weights=w.pt", "freeze=[body.a]") == 0

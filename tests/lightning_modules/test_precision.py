@@ -66,6 +66,7 @@ def test_a_step_by_hand(lockstep: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", slow_except(["fedavg", "fedproto"], [*KINDS, "fedproto", "gpfl", "pfedla"]))
+@pytest.mark.slow
 def test_states_and_messages_are_float32(method: str, tmp_path: Path) -> None:
     executor, records = run(tmp_path / "low", f"method={method}", "precision=bf16")
     exact, plainly = run(tmp_path / "exact", f"method={method}")
@@ -79,6 +80,7 @@ def test_states_and_messages_are_float32(method: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lockstep", ["lockstep=true", "lockstep=false"])
+@pytest.mark.slow
 def test_loss_terms_are_summed_in_float32(lockstep: str, tmp_path: Path) -> None:
     """In bfloat16, a term of 2.3 added to 128 or more would count as 2."""
     given = ["method=gpfl", "rounds=1", "local_steps=100", "lr=1e-5", "method.mu=0", "batch_size=5", lockstep]

@@ -15,7 +15,7 @@ from lightning_modules.methods.fesem import FeSEM
 from lightning_modules.methods.ifca import IFCA
 from lightning_modules.training import Training
 from pflsim.engine.execution import EvalRequest, FinetuneTask
-from pflsim.messages import Message, Uplink, unpacked
+from pflsim.messages import Message, Uplink
 from pflsim.servers.fesem import FeSEM as FeSEMServer
 from pflsim.servers.fesem import State
 from pflsim.servers.ifca import IFCA as IFCAServer
@@ -78,18 +78,6 @@ def test_the_models_start_differently() -> None:
 # Details ----------------------------------------------------------------------------------------------------------
 
 
-def test_empty_clusters_keep_their_model() -> None:
-    w = ifca(groups=3)
-    state = w.rule.init(w.federation)
-    sent = {k: v + 1 for k, v in w.federation.initial.items()}
-    fused = w.rule.fuse(state, [Uplink(sent, client=2, num_examples=20, numbers={"cluster": 1.0})])
-    assert same(
-        {0: dict(fused.models[0]), 2: dict(fused.models[2])}, {0: dict(state.models[0]), 2: dict(state.models[2])}
-    )
-    assert all(torch.equal(fused.models[1][k], v) for k, v in sent.items())
-    assert fused.groups.tolist() == [-1, -1, 1, -1] and w.rule.fuse(state, []) is state
-
-
 def test_a_diverged_model_is_not_chosen() -> None:
     w = ifca(groups=2)
     module, own = w.factory.build(), w.inline().host.shards[0]
@@ -101,12 +89,6 @@ def test_a_diverged_model_is_not_chosen() -> None:
             module.receive(Message(extra=extra))
             module.before_training(own)
             assert all(torch.equal(module.state_dict()[k], v) for k, v in good.items())
-
-
-def test_newcomers_choose_too() -> None:
-    w = ifca()
-    down = w.rule.join(w.rule.init(w.federation), 9)
-    assert set(unpacked(down, "model/")) == {0, 1, 2}
 
 
 # FeSEM
@@ -143,22 +125,6 @@ def test_two_fusions_golden() -> None:
             np.testing.assert_allclose(flat(found), expected, rtol=1e-6, atol=1e-6)
     for client in range(6):
         assert w.rule.downlink(state, client).weights is state.centres[groups[client]]
-
-
-def test_a_cluster_without_members_keeps_its_centre() -> None:
-    """All clients send what is nearest to one centre: the others stay as they are, and a client can come back."""
-    w, rng = world(FeSEM, FeSEMServer(groups=3), sizes=(5, 5, 5, 5)), np.random.default_rng(1)
-    like = w.federation.initial
-    state = w.rule.fuse(w.rule.init(w.federation), [sent(rng, like, i) for i in range(4)])
-    old = state.centres
-    near = {k: v + 1e-3 for k, v in old[1].items()}
-    state = w.rule.fuse(state, [Uplink(near, client=i, num_examples=1) for i in range(4)])
-    assert state.groups.tolist() == [1, 1, 1, 1]
-    for k in (0, 2):
-        assert all(torch.equal(state.centres[k][key], old[k][key]) for key in KEYS)
-    state = w.rule.fuse(state, [Uplink(old[2], client=3, num_examples=1)])
-    assert state.groups.tolist() == [1, 1, 1, 2]
-    assert all(torch.equal(state.centres[2][key], old[2][key]) for key in KEYS)
 
 
 def test_clusters_begin_as_an_equal_random_division() -> None:

@@ -13,7 +13,6 @@ from lightning_modules.methods.feddyn import FedDyn
 from lightning_modules.methods.scaffold import Scaffold
 from lightning_modules.training import Training
 from pflsim.engine.execution import EvalRequest, FinetuneTask
-from pflsim.errors import SettingsError
 from pflsim.servers.feddyn import FedDyn as FedDynServer
 from pflsim.servers.scaffold import Scaffold as ScaffoldServer
 
@@ -95,12 +94,6 @@ def test_three_rounds_of_scaffold_by_hand(server_lr: float) -> None:
         close(values(executor.server.state.weights), x)
         close(values(executor.server.state.control), c)
         close(c, mean(own, [1] * 4))
-
-
-@pytest.mark.parametrize("setting", ["momentum", "weight_decay"])
-def test_momentum_and_weight_decay_are_refused(setting: str) -> None:
-    with pytest.raises(SettingsError, match=f"{setting}=0.5.*scaffold.*{setting}=0"):
-        scaffold(training=Training(**{setting: 0.5}))  # type: ignore[arg-type]
 
 
 def test_a_newcomer_starts_without_a_control_variate() -> None:

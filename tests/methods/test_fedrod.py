@@ -6,12 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 from by_hand import SIZES, batches, close, evaluates, features, gradient, mean, plus, scores, slope, started, values
-from support import ALL, World, dataset, prepared, rounds, states, world
+from support import ALL, World, dataset, rounds, states, world
 
 from lightning_modules.methods.fedrod import FedRoD
 from lightning_modules.training import Training
 from pflsim.data.dataset import Dataset
-from pflsim.errors import SettingsError
 from pflsim.servers.fedavg import FedAvg as Server
 
 
@@ -24,11 +23,6 @@ def apart() -> Dataset:
     data = dataset()
     order = np.argsort(data.y[:90], kind="stable")
     return replace(data, x=np.r_[data.x[order], data.x[90:]], y=np.r_[data.y[order], data.y[90:]])
-
-
-def test_a_frozen_head_is_refused() -> None:
-    with pytest.raises(SettingsError, match="fedrod.*frozen"):
-        prepared("method=fedrod", "data=digits", "clients=4", "freeze=[head]")
 
 
 @pytest.mark.parametrize("data", [dataset(), apart()], ids=["all classes", "missing classes"])

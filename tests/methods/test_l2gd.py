@@ -14,7 +14,7 @@ from lightning_modules.methods.l2gd import L2GD
 from lightning_modules.training import Training
 from pflsim.engine.execution import EvalRequest, TrainTask
 from pflsim.errors import SettingsError
-from pflsim.messages import Message, Uplink
+from pflsim.messages import Message
 from pflsim.seeding import coin
 from pflsim.servers.l2gd import L2GD as Server
 
@@ -92,22 +92,6 @@ def test_a_client_gets_the_mean_when_it_first_needs_it() -> None:
     mean = executor.server.state.weights
     for client in ALL:  # lr·λ/p = 1: all the way
         assert all(torch.equal(states(executor)[client][k], v) for k, v in mean.items())
-
-
-def test_the_mean_is_uniform_and_the_server_changes_nothing_it_was_given() -> None:
-    w = l2gd()
-    first = w.rule.init(w.federation)
-    second = w.rule.fuse(first, [Uplink(client=c, num_examples=5) for c in ALL])
-    ups = [Uplink({k: v + c for k, v in w.federation.initial.items()}, client=c, num_examples=10**c) for c in ALL]
-    third = w.rule.fuse(second, ups)
-    fourth = w.rule.fuse(third, [Uplink(client=1, num_examples=5)])
-    for k, v in w.federation.initial.items():
-        torch.testing.assert_close(third.weights[k], v + 1.5)
-        assert torch.equal(second.weights[k], v)
-    assert [s.holds.tolist() for s in (first, second, third)] == [[True] * 4, [True] * 4, [False] * 4]
-    assert fourth.holds.tolist() == [False, True, False, False] and fourth.weights is third.weights
-    down = w.rule.downlinks(third, ALL)
-    assert all(down[c].weights is third.weights for c in ALL), "one message for all"
 
 
 def test_overshooting_is_refused_before_anything_starts() -> None:

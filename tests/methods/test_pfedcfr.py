@@ -94,13 +94,6 @@ def test_absent_clients_count_with_their_last_upload() -> None:
                 np.testing.assert_allclose(down[key], mean, rtol=1e-5, atol=1e-7)
 
 
-def test_nothing_to_mix_is_said() -> None:
-    """As one unit the model ends with the classifier, so "body" would be no unit at all."""
-    w = pfedcfr(r="body", unit="model")
-    with pytest.raises(SettingsError, match=r"method\.r=body with method\.unit=model"):
-        w.rule.init(w.federation)
-
-
 LR, LAM, ALPHA, SIGMA, MU = 0.3, 20.0, 4.0, 60.0, 0.7
 KEYS = ["net.body.fc1.weight", "net.body.fc1.bias", "net.head.weight", "net.head.bias"]
 

@@ -1,5 +1,6 @@
 """pFedFDA: Gaussian classifiers, interpolated with the global one by cross-validation."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,24 +59,28 @@ def between(beta: Any, own: Gaussian, common: Gaussian) -> Gaussian:
     return mu, sigma
 
 
-def cross_validation(z: np.ndarray, y: np.ndarray, common: Gaussian, beta: Any) -> float:
-    """The sum over two folds of the loss on what is held out."""
+def cross_validation(z: np.ndarray, y: np.ndarray, common: Gaussian) -> Callable[[Any], float]:
+    """The sum over two folds of the loss on what is held out, by β."""
     kept = np.array([(y == k).sum() >= 2 for k in y])
     pi, z, y = shares(y), z[kept], y[kept]
-    total = 0.0
-    for train, held in StratifiedKFold(2, shuffle=True, random_state=0).split(z, y):
-        weight, bias = classifier(between(beta, estimate(z[train], y[train], common), common), pi)
-        total += losses(z[held] @ weight.T + bias, y[held]).mean()
-    return total
+    parts = StratifiedKFold(2, shuffle=True, random_state=0).split(z, y)
+    folds = [(estimate(z[train], y[train], common), z[held], y[held]) for train, held in parts]
+
+    def loss(beta: Any) -> float:
+        found = [(classifier(between(beta, own, common), pi), x, labels) for own, x, labels in folds]
+        return sum(losses(x @ weight.T + bias, labels).mean() for (weight, bias), x, labels in found)
+
+    return loss
 
 
 def check_beta(z: np.ndarray, y: np.ndarray, common: Gaussian, beta: np.ndarray) -> None:
     """No point of a grid is better by more than the search's tolerance, and no end at all."""
-    found = cross_validation(z, y, common, beta)
-    grid = [(a, b) for a in np.linspace(0, 1, 11) for b in np.linspace(0, 1, 11)] if len(beta) == 2 else []
-    grid = grid or [(a,) for a in np.linspace(0, 1, 101)]
-    assert found <= min(cross_validation(z, y, common, point) for point in grid) + 2e-3
-    assert all(found <= cross_validation(z, y, common, (end,) * len(beta)) + 1e-12 for end in (0, 0.5, 1))
+    loss = cross_validation(z, y, common)
+    found = loss(beta)
+    grid = [(a, b) for a in np.linspace(0, 1, 8) for b in np.linspace(0, 1, 8)] if len(beta) == 2 else []
+    grid = grid or [(a,) for a in np.linspace(0, 1, 51)]
+    assert found <= min(map(loss, grid)) + 2e-3
+    assert all(found <= loss((end,) * len(beta)) + 1e-12 for end in (0, 0.5, 1))
 
 
 def judged(executor: InlineExecutor, client: int, t: int) -> Any:

@@ -6,17 +6,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import METHODS, World, normed, prepared, same, states, uplinks_of, world
+import yaml
+from support import METHODS, World, normed, prepared, refusing, same, states, uplinks_of, world
 
 import pflsim
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.feddbe import FedDBE
 from lightning_modules.training import Training
-from pflsim.config.settings import ServerOptimizer
+from pflsim.config.components import resolve
+from pflsim.config.compose import CONFIGS
 from pflsim.engine.execution import ReplyTask, Sent, TrainTask
-from pflsim.errors import SettingsError
-from pflsim.records.checkpoint_read import choose_checkpoint
+from pflsim.fusion import ServerOptimizer
 from pflsim.servers.base import MeanRule
 from pflsim.servers.fedavg import FedAvg as Server
 from pflsim.servers.feddbe import FedDBE as FedDBEServer
@@ -92,18 +93,14 @@ NAMES = ("fedadagrad", "fedadam", "fedavgm", "fedyogi")
 
 
 def test_methods_without_a_mean_refuse_them() -> None:
-    small = ["clients=3", "data=digits", "model.hidden=[4]", "rounds=2"]
-    accepted = {}
-    for method in METHODS:
-        try:
-            made = prepared(f"method={method}", "server_optimizer=fedyogi", *small)
-        except SettingsError as error:
-            assert f"method={method} " in str(error) and "server_optimizer=fedyogi" in str(error)
-            continue
-        accepted[method] = made.meta.method
-        assert made.rule.optimizer.name == "fedyogi" and made.rule.parameters  # type: ignore[attr-defined]
-    known = {method: f"{method}+fedyogi" for method in TAKE_A_MEAN} | dict.fromkeys(["fedavg", *NAMES], "fedyogi")
-    assert accepted == known
+    nodes = {method: yaml.safe_load((CONFIGS / "method" / f"{method}.yaml").read_text()) for method in METHODS}
+    rules: dict[str, Any] = {method: resolve(node["server"]["_target_"]) for method, node in nodes.items()}
+    assert {method for method, rule in rules.items() if issubclass(rule, MeanRule)} == {"fedavg", *NAMES, *TAKE_A_MEAN}
+    with refusing("method=local ", "server_optimizer=fedyogi"):
+        prepared("method=local", "server_optimizer=fedyogi")
+    made = prepared("method=ditto", "server_optimizer=fedyogi")
+    assert made.meta.method == "ditto+fedyogi"
+    assert made.rule.optimizer.name == "fedyogi" and made.rule.parameters  # type: ignore[attr-defined]
     guide = (Path(__file__).parents[2] / "docs/guide.md").read_text("utf-8").partition("take one:")[2]
     assert {*re.findall(r"`(\w+)`", guide.partition("Others refuse it")[0])} == TAKE_A_MEAN | {
         "fedavg",
@@ -112,6 +109,7 @@ def test_methods_without_a_mean_refuse_them() -> None:
     }
 
 
+@pytest.mark.slow
 def test_names_and_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One group for fedadam however it is named; its settings do not tell other methods apart."""
     monkeypatch.chdir(tmp_path)
@@ -128,16 +126,3 @@ def test_names_and_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert [group.name for group in compared.groups] == sorted(names[:4] + names[5:], key=names.index)
     labels = {group.name for part in pflsim.compare(runs) for group in part.groups}
     assert labels == {*names}
-
-
-def test_a_run_resumes_to_the_bit(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"data": "digits", "clients": 4, "fraction": 0.5, "executor": "inline", "progress": "none"}
-    given["overrides"] = ["model=cnn_bn", "model.channels=[2]", "model.kernel=3", "model.padding=1", "model.hidden=4"]
-    ends = []
-    for folder, rounds in (("straight", 4), ("resumed", 2)):
-        run = pflsim.run(method="fedyogi", rounds=rounds, run_dir=str(tmp_path / folder), **given)
-        run = run if rounds == 4 else pflsim.resume(run, rounds=4)
-        found = choose_checkpoint(run.folder / "checkpoints", "last").server()
-        moments = {f"{key} {slot}": v for key, own in found["moments"].items() for slot, v in own.items()}
-        ends.append({**found["weights"], **moments})
-    assert same({0: ends[0]}, {0: ends[1]}) and len(ends[0]) > 20 and found["steps"] == 4

@@ -1,20 +1,21 @@
 """Tables over the methods: what each reports, sends and refuses, and what it reduces to."""
 
-from copy import deepcopy
+import re
+from dataclasses import asdict
 from functools import cache
 
 import pytest
 import torch
-from support import ALL, METHOD_PARAMS, prepared, refusing, rounds, same, slow_except, states
+from support import ALL, METHOD_PARAMS, METHODS, prepared, refusing, rounds, same, slow_except, states
 
-from lightning_modules.contract.checks import BATCH_NORM, equal, inline, newcomers_join
+from lightning_modules.contract.checks import BATCH_NORM, inline, newcomers_join
 from lightning_modules.contract.command import maker
-from lightning_modules.prepare import PreparedRun
-from pflsim.config.compose import CONFIGS
+from lightning_modules.prepare import PreparedRun, prepare
+from pflsim.config.checks import settings_from
+from pflsim.config.compose import CONFIGS, composing, parse
 from pflsim.engine.execution import EvalRequest, TrainTask
 from pflsim.errors import SettingsError
 from pflsim.messages import Message
-from pflsim.records.checkpoint_write import to_containers as plain
 
 NET, BODY, HEAD = "net.body net.head", "net.body", "net.head"
 MEANS = "prototypes"
@@ -154,10 +155,42 @@ scaffold: server_lr=0
 @pytest.mark.parametrize("line", REFUSED.split("\n")[1:-1], ids=lambda line: line.partition(":")[0])
 def test_settings_that_are_refused(line: str) -> None:
     """In one line that names the setting."""
-    method, _, settings = line.partition(": ")
-    for setting in settings.split():
-        with refusing(f"method.{setting.partition('=')[0]}"):
-            inline(job(method, f"method.{setting}"))
+    method, _, given = line.partition(": ")
+    usual = asdict(job(method).settings)
+    with composing([CONFIGS]):
+        settings = [(str(each.key_or_group), each.value()) for each in parse(given.split())]
+    for key, value in settings:
+        with refusing(f"method.{key}"):
+            inline(prepare(settings_from({**usual, "method": {**usual["method"], key: value}}), trial=False))
+
+
+HALVES = "model=pfedpm_cnn model.padding=2 model.variants=[{strides:[2,1]},{strides:[1,2]}]"
+MAPS = "model=pfedpm_cnn_mh model.padding=2"
+EQUALLY_WIDE = "model.variants=[{channels:32,strides:[1,1]},{channels:32,strides:[1,1]},{channels:128,strides:[1,2]}]"
+REFUSED_RUNS = {
+    "fedalp rounds=1": "rounds=1.*at least 2",
+    "fedavg model.variants=[{hidden:[7,5]},{hidden:[5]}]": "fedavg .*client 1",
+    "fedavg model.variants=[{hidden:[5]},{hidden:[7,5]}]": "fedavg .*client 0.*client 1",
+    "fedavg model.variants=[{hiden:[7]}]": r"model\.hiden",
+    f"fedavg {HALVES}": "client 0.* client 1",
+    f"fedavg {MAPS}": "fedavg .*client 1",
+    f"fedper {HALVES}": "client 0.* client 1",
+    "fedrod freeze=[head]": "fedrod.*frozen",
+    "floco freeze=[head.weight]": "floco needs .*not frozen",
+    "floco model=pfedpm_cnn model.padding=2": "floco needs .*Linear.*Sequential",
+    "pfedcfr method.r=body method.unit=model": r"method\.r=body with method\.unit=model",  # it would be no unit at all
+    f"pfedpm {MAPS} model.variants=[{{channels:20}},{{channels:12}}]": r"\(20, 2, 2\) at .*\(12, 2, 2\) at client 1",
+    f"pfedpm {MAPS} model.kernel=1 model.padding=4 {EQUALLY_WIDE}": r"\(32, 8, 8\).* \(128, 4, 4\) at client 2",
+    "scaffold momentum=0.5": "momentum=0.5.*scaffold.*momentum=0",
+    "scaffold weight_decay=0.5": "weight_decay=0.5.*scaffold.*weight_decay=0",
+    **{f"{name} model.hidden=[]": f"(?i){name} .*body.* no parameters" for name in ("fedbabu", "fedfcd", "fedrep")},
+}
+
+
+@pytest.mark.parametrize(("words", "said"), REFUSED_RUNS.items())
+def test_runs_that_are_refused(words: str, said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        prepared("data=digits", "clients=4", *f"method={words}".split())
 
 
 @pytest.mark.parametrize("method", METHOD_PARAMS)
@@ -240,20 +273,8 @@ def test_newcomers_start_from_the_global_model(method: str) -> None:
         assert (rows[0].loss == common.loss) == (method not in ("fedbabu", "fedrod", "per_fedavg"))
 
 
-@pytest.mark.parametrize("method", METHOD_PARAMS)
-def test_a_fusion_changes_nothing_it_was_given(method: str) -> None:
-    """Neither the state nor the messages, so that it can be run again; a second run gives the same."""
-    executor = inline(job(method))
-    rounds(executor, 2, 4)
-    (handle,) = executor.run(TrainTask(3), executor.send(ALL)).uplinks
-    rule, state, uplinks = executor.server.rule, executor.server.state, executor.uplinks(handle)
-    before = deepcopy([plain(state), *map(plain, uplinks)])
-    fused = [plain(rule.fuse(state, uplinks)) for _ in range(2)]
-    assert equal([plain(state), *map(plain, uplinks)], before) and equal(*fused)
-
-
 @pytest.mark.parametrize("odd", [["precision=bf16"], ["model=tabular_mlp", "model.hidden=[]", "data=wine"]])
-@pytest.mark.parametrize("method", METHOD_PARAMS)
+@pytest.mark.parametrize("method", slow_except({"fedfcd"}, METHODS))
 def test_rounds_and_newcomers(method: str, odd: list[str]) -> None:
     few = ["clients=4", "partition=iid", "split.validation=0.2", "rounds=2", "batch_size=8"]
     try:
@@ -262,3 +283,52 @@ def test_rounds_and_newcomers(method: str, odd: list[str]) -> None:
         assert "body" in str(error)
         return
     newcomers_join(lambda *more: prepared(f"method={method}", *few, *odd, *more))
+
+
+# Penalties under which training would diverge ------------------------------------------------------------------------
+
+
+def refusal(*overrides: str) -> str:
+    """The error of these settings, or an empty string."""
+    try:
+        prepared("model.hidden=[4]", "clients=4", "lr=0.1", "rounds=1", *overrides)
+    except SettingsError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("method", "setting", "limit"),
+    [
+        (["fedprox"], "method.mu", 20.0),
+        (["ditto"], "method.lam", 20.0),
+        (["fedamp", "method.alpha=10"], "method.lam", 200.0),
+        (["pfedcfr", "method.alpha=10"], "method.lam", 200.0),
+        (["pfedcfr"], "method.mu", 20.0),
+        (["gpfl"], "method.mu", 20.0),
+        (["feddyn"], "method.alpha", 20.0),
+        (["pfedme", "method.personal_lr=0.5", "lr=0.001"], "method.lam", 4.0),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else str(value),
+)
+def test_a_penalty_that_diverges(method: list[str], setting: str, limit: float) -> None:
+    """lr·c above 2, where c is μ, λ or λ/α; the error is one line with the setting, lr·c and its bound."""
+    name, *given = method
+    assert refusal(f"method={name}", *given, f"{setting}={0.99 * limit}") == ""
+    said = refusal(f"method={name}", *given, f"{setting}={1.01 * limit}")
+    assert re.search(rf"{re.escape(setting)}\S*=.*lr\S* = 2\.02 .*\b2\b.*lr=", said), said
+    assert "\n" not in said
+
+
+def test_momentum_counts() -> None:
+    """Momentum 0.5 bears 3 for 2."""
+    given = ["method=fedprox", "method.mu=6", "lr=0.4"]
+    assert "at lr=0.4" in refusal(*given) and refusal(*given, "momentum=0.5") == ""
+
+
+@pytest.mark.parametrize("method", ["fedamp", "pfedcfr"])
+@pytest.mark.parametrize(("alpha", "sigma"), [("1e300", "1e-300"), ("1e300", "1e-8")])
+def test_mixing_weights_beyond_all_numbers(method: str, alpha: str, sigma: str) -> None:
+    """Also where only their sum over the clients is."""
+    said = refusal(f"method={method}", "method.clamp=true", f"method.alpha={alpha}", f"method.sigma={sigma}")
+    assert "method.alpha" in said and "method.sigma" in said and "not finite" in said

@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support import refusing, settings_of
 from torch import nn
 
 import pflsim
 from lightning_modules.base import ClientModule
-from pflsim.commands.overrides import overrides_of
+from pflsim.commands.overrides import values_of
 from pflsim.config import components
 from pflsim.config.components import resolve, target_of
-from pflsim.config.compose import CONFIGS, composing, parse
+from pflsim.config.compose import Several, parse, sweep
+from pflsim.config.names import as_value
 from pflsim.errors import SettingsError
 from pflsim.seeding import cohort
 
@@ -24,27 +26,49 @@ SMALL: dict[str, Any] = {"data": "digits", "clients": 3, "rounds": 2, "executor"
 SMALL |= {"progress": "none"}
 
 
+TEXTS = ["auto", "a b", "it's", "'", "\\'", "a=b,c", "x{y}", "0.1", "true", "null", "[1]"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_stays_text(text: str) -> None:
+    """In a setting, in a list and in a dict; also as it can be pasted to the command line."""
+    given = {"head": text, "freeze": [text], "lora": {"key": text, "other": [{"key": text}]}}
+    found = settings_of("data=digits", **given)
+    assert (found.head, found.freeze, found.lora) == (text, [text], given["lora"])
+    assert parse([f"head={as_value(text)}"]) == {"head": text}
+
+
+def test_a_number_as_text_is_refused() -> None:
+    with refusing("lr='0.1'", "number"):
+        settings_of(lr="0.1")
+
+
 @pytest.mark.parametrize(
-    "value", [1, 0.1, 1e-5, True, None, "auto", "a b", "it's", "'", "\\'", "a=b,c", "x{y}", [1, 2], [], Path("/a b/c")]
-)
-def test_values_arrive_as_they_are(value: Any) -> None:
-    (text,) = overrides_of({"key": value})
-    with composing([CONFIGS]):
-        (override,) = parse([text])
-    assert override.value() == (str(value) if isinstance(value, Path) else value)
+    ("value", "expected"),
+    [(1, 1), (1e-5, 1e-5), (True, True), (None, None), ((1, [2.5]), [1, [2.5]]), ([], []), (Path("/a b"), "/a b"),
+     (np.float64(0.1), 0.1), (np.int64(3), 3), (np.arange(2), [0, 1])],
+)  # fmt: skip
+def test_values_are_those_of_a_config_file(value: Any, expected: Any) -> None:
+    found = values_of({"key": {"of": value}})
+    assert found == {"key.of": expected} and type(found["key.of"]) is type(expected)
 
 
 def test_sections_and_sweeps() -> None:
-    assert overrides_of({"eval": {"received": True, "every": 2}}) == ["eval.received=true", "eval.every=2"]
-    swept = overrides_of({"seed": [0, 1], "method": ["local", "ditto"]}, sweep=True)
-    assert swept == ["seed=0,1", "method=local,ditto"]
-    assert overrides_of({"trace": {"rounds": [1]}}, sweep=True) == ["trace.rounds=[1]"]
+    assert values_of({"eval": {"received": True, "every": 2}}) == {"eval.received": True, "eval.every": 2}
+    swept = values_of({"seed": [0, 1], "method": ["local", "ditto"], "lr": [1]}, sweep=True)
+    assert swept == {"seed": [0, 1], "method": ["local", "ditto"], "lr": 1}
+    assert {key for key, value in swept.items() if isinstance(value, Several)} == {"seed", "method"}
+    assert values_of({"trace": {"rounds": [1]}}, sweep=True) == {"trace.rounds": [1]}
     named = {"method": {"name": "ditto", "lam": 0.5}, "split": {"validation": 0}}
-    assert overrides_of(named) == ["method=ditto", "method.lam=0.5", "split.validation=0"]
-    with pytest.raises(SettingsError, match="seed"):
-        overrides_of({"seed": [1, 1]}, sweep=True)
-    with pytest.raises(SettingsError, match="model"):
-        overrides_of({"model": 3})
+    assert values_of(named) == {"method": "ditto", "method.lam": 0.5, "split.validation": 0}
+    parts = values_of({"split": [{"validation": 0}, {"validation": 0.5}]}, sweep=True)
+    assert [settings_of(**job).split["validation"] for job in sweep(parts)] == [0, 0.5]
+    with refusing("seed"):
+        values_of({"seed": [1, 1]}, sweep=True)
+    with refusing("split"):
+        values_of({"split": [{"validation": 0}, {"stratify": True}]}, sweep=True)
+    with refusing("model"):
+        values_of({"model": 3})
 
 
 def test_importable_objects_keep_their_names() -> None:
@@ -144,6 +168,7 @@ def own_data(clients: int = 3) -> tuple[Any, Any, dict[str, list[list[int]]]]:
     return (x[:40], y[:40]), (x[40:], y[40:]), rows
 
 
+@pytest.mark.slow
 def test_objects_of_a_program() -> None:
     """A model, data, a partition and a method that no other process can import; resuming needs them again."""
     train, test, rows = own_data()
@@ -206,6 +231,7 @@ def test_resumed_with_data_of_a_dotted_name_elsewhere() -> None:
     assert again.summary["rounds"] == 3 and again.summary["data"] == "read"
 
 
+@pytest.mark.slow
 def test_partition_and_export() -> None:
     given = {key: SMALL[key] for key in ("data", "clients")}
     rows = pflsim.partition("rows", **given)

@@ -21,7 +21,6 @@ from pflsim.data.federated import Shard
 from pflsim.data.shifts import Noise, Shift
 from pflsim.engine.execution import ReplyTask, Sent
 from pflsim.engine.simulation import Simulation
-from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink
 from pflsim.params import NOTHING
 from pflsim.servers.base import Federation, ServerRule
@@ -104,7 +103,6 @@ class Counting(ServerRule[tuple[int, ...]]):
 
 SMALL = ["data=digits", "clients=6", "rounds=3", "fraction=0.5", "model=mlp", "method=fedavg", "lockstep=false"]
 TWO = "model.variants=[{hidden:[7,5]},{hidden:[5]}]"
-STRIDES = "model=pfedpm_cnn model.padding=2 model.variants=[{strides:[2,1]},{strides:[1,2]}]"
 
 
 def counting(monkeypatch: pytest.MonkeyPatch, *overrides: str) -> PreparedRun:
@@ -164,19 +162,3 @@ def test_variants_are_dealt_in_turn_and_equal_on_actors(monkeypatch: pytest.Monk
     found = states(alone)
     assert [("net.body.fc2.weight" in found[c]) for c in range(6)] == [True, False] * 3
     assert same(found, states(spread))
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (TWO, "fedavg .*client 1"),
-        (STRIDES, "client 0.* client 1"),
-        (f"method=fedper {STRIDES}", "client 0.* client 1"),
-        ("model.variants=[{hidden:[5]},{hidden:[7,5]}]", "fedavg .*client 0.*client 1"),
-        ("method=fedfcd model.variants=[{hidden:[5]},{hidden:[6]}]", "fedfcd .*client 1"),
-        ("model.variants=[{hiden:[7]}]", r"model\.hiden"),
-    ],
-)
-def test_what_variants_may_not_do(words: str, said: str) -> None:
-    with pytest.raises(SettingsError, match=said):
-        prepared(*SMALL, *words.split())

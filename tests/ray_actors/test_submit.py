@@ -22,6 +22,8 @@ from pflsim.records.environment import code
 from ray_actors import submit
 from ray_actors.submit import dashboard, files_to_send
 
+pytestmark = pytest.mark.slow
+
 MODEL = "from lightning_modules.nets.mlp import Mlp as Net\n\nclass Mine(Net): ...\n"
 
 
@@ -221,7 +223,6 @@ def test_nobody_answers(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "http://127.0.0.1:1." in capsys.readouterr().err
 
 
-@pytest.mark.slow
 @pytest.mark.ray
 def test_a_job_is_stopped_and_another_one_resumes_it() -> None:
     """On a Ray with a dashboard, with a class of the user and the commands that are printed."""

@@ -20,6 +20,7 @@ SMALL = ["clients=3", "rounds=2", "executor=inline", "progress=quiet", "batch_si
 
 @pytest.mark.parametrize("method", METHOD_PARAMS)
 @pytest.mark.parametrize("model", ["mlp", "cnn_bn"])
+@pytest.mark.slow
 def test_no_method_warns_about_a_model_with_all_parts(method: str, model: str) -> None:
     sizes = ["model.hidden=[4]"] if model == "mlp" else ["model.channels=[2]", "model.kernel=3", "model.hidden=4"]
     expected = 1 if (method, model) == ("fedbn", "mlp") else 0  # no normalisation layers

@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from pflsim.analysis.runs import find_runs
 from pflsim.records.files import write_atomically
-from pflsim.terminal.exit_status import command_parser, exit_status
 
 NAME = "report.html"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Returns:
-        The exit status: 0, or 2 after an error.
-    """
-    parser = command_parser("report", "Write an HTML report on one or several runs.")
+def options(add: Callable[..., Any]) -> None:
+    """Add the options of the command."""
     known = "a run folder, a folder of runs, a pattern, or the folder of a study of tune"
-    parser.add_argument("runs", nargs="+", metavar="RUN", help=known)
+    add("runs", nargs="+", metavar="RUN", help=known)
     default = f"{NAME} in the run's folder, or in the current folder for several runs"
-    parser.add_argument("--out", type=Path, metavar="FILE", help=f"output file; default: {default}")
-    options = parser.parse_args(arguments)
-    return exit_status(lambda: print(f"report       {_report(options.runs, options.out)}"))
+    add("--out", type=Path, metavar="FILE", help=f"output file; default: {default}")
 
 
-def _report(arguments: Sequence[str], out: Path | None) -> Path:
-    from pflsim.analysis.report.study import STUDY
+def execute(options: argparse.Namespace) -> None:
+    """Write an HTML report on one or several runs."""
+    from pflsim.analysis.report.facts import STUDY
 
-    study = Path(arguments[0]) if len(arguments) == 1 and (Path(arguments[0]) / STUDY).is_file() else None
-    folders = find_runs([str(study / "runs")] if study else arguments)
-    return write_report(folders, out or (study / NAME if study else None), study)
+    (first, *others), out = options.runs, options.out
+    study = Path(first) if not others and (Path(first) / STUDY).is_file() else None
+    folders = find_runs([str(study / "runs")] if study else options.runs)
+    print(f"report       {write_report(folders, out or (study / NAME if study else None), study)}")
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None, study: Path | None = None) -> Path:

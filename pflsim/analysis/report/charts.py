@@ -1,19 +1,19 @@
-"""The numbers behind the charts of clients, curves and cost. The templates draw them."""
+"""The comparisons of a page, and what its charts need besides `pflsim.analysis.charts`. The templates draw them."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import fmean
 
 import numpy as np
 import pandas as pd
 
-from pflsim.analysis.comparison import frontier
-from pflsim.analysis.curves import of_test
+from pflsim.analysis.charts import Axis, axis, client_table, curve, limits_of, log_axis
+from pflsim.analysis.comparison import Comparison, Row, frontier
 from pflsim.analysis.differences import values_of
-from pflsim.analysis.report.axes import Axis, axis, log_axis
-from pflsim.analysis.report.forest import Benchmark, Line
+from pflsim.analysis.report.grid import Grid
 from pflsim.config.names import listed
 from pflsim.records.evaluation import grouped
 
@@ -24,6 +24,48 @@ MAX_POINTS = 60
 NARROW = 2.0
 """How much more of a chart's width a letter takes on a phone."""
 Label = tuple[float, float, str]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A comparison as the page shows it.
+
+    Args:
+        comparison: what is shown in detail: of many settings, the best of each method.
+        whole: the comparison of all groups.
+        grid: the settings that were tried, of methods with several.
+    """
+
+    comparison: Comparison
+    whole: Comparison
+    grid: Grid | None
+
+    @property
+    def leaders(self) -> tuple[str, ...]:
+        """The labels that cannot be told apart from the best of several groups."""
+        return self.comparison.tied if len(self.comparison.tied) > 1 < self.comparison.seeds else ()
+
+    def delta_axis(self, number: int = 0) -> Axis:
+        """Return the axis of the differences to a reference."""
+        return axis(limits_of(self.comparison, self.comparison.lines, number), count=2 if number else 4, pad=0)
+
+
+def overall(benchmarks: Sequence[Benchmark]) -> tuple[list[list[Row | None]], Axis]:
+    """Return the forest plot of several benchmarks.
+
+    Returns:
+        A line for each method and benchmark, None if it lacks the method, sorted by the mean over the benchmarks; and
+        the axis of the differences to the references.
+    """
+    by_label = [{line.label: line for line in each.comparison.lines} for each in benchmarks]
+    rows = [[own.get(label) for own in by_label] for label in dict.fromkeys(label for own in by_label for label in own)]
+
+    def mean(row: list[Row | None]) -> float:
+        return fmean(line.figures["mean"].mean for line in row if line)
+
+    first = benchmarks[0].comparison
+    ordered = sorted(rows, key=mean, reverse=first.higher)
+    return ordered, axis(limits_of(first, [line for row in ordered for line in row if line]), pad=0)
 
 
 @dataclass(frozen=True)
@@ -53,20 +95,17 @@ class Gains:
 
 def gains(benchmark: Benchmark) -> Gains | None:
     """Return the values of the clients that all groups have; None if there is no such client."""
-    comparison = benchmark.comparison
-    values, primary = values_of(comparison.groups, comparison.choice), comparison.primary
-    by_pair = {k: pd.concat({seed: found[primary] for seed, found in v.items()}) for k, v in values.items()}
-    if (table := pd.DataFrame(by_pair).dropna()).empty:
+    comparison, same = benchmark.comparison, benchmark.comparison.families[0].same_clients
+    if (table := client_table(comparison).dropna()).empty:
         return None
-    tests = pd.concat({seed: pd.Series(found["total"]) for seed, found in values[comparison.reference.label].items()})
-    if same := comparison.families[0].same_clients:
-        table = pd.concat([pd.DataFrame(table.groupby(level=1).mean())], keys=[0])
+    (values,) = values_of([comparison.reference], comparison.choice).values()
+    tests = pd.concat({seed: pd.Series(found["total"]) for seed, found in values.items()})
+    if same:
         tests = pd.concat([pd.Series(tests.groupby(level=1).mean())], keys=[0])
-    ordered = table.sort_values(comparison.reference.label, ascending=comparison.higher, kind="stable")
     parts = np.array_split(np.arange(len(table)), min(len(table), MAX_COLUMNS))
-    columns = pd.DataFrame([ordered.iloc[part].mean() for part in parts])
-    y = axis(columns.to_numpy().ravel().tolist(), benchmark.least, 3)
-    return Gains(y, ordered, columns, tests, benchmark.seeds > 1 and not same)
+    columns = pd.DataFrame([table.iloc[part].mean() for part in parts])
+    y = axis(columns.to_numpy().ravel().tolist(), benchmark.comparison.least, 3)
+    return Gains(y, table, columns, tests, comparison.seeds > 1 and not same)
 
 
 @dataclass(frozen=True)
@@ -80,24 +119,17 @@ class Curves:
 
     x: Axis
     y: Axis
-    points: dict[str, tuple[list[int], list[float], list[float], list[float]]]
+    points: dict[str, list[list[float]]]
 
 
 def curves(benchmark: Benchmark) -> Curves:
     """Return the curves of the primary metric at the rounds that all runs of a group have."""
-    measure, points = of_test(), {}
-    for group in benchmark.comparison.groups:
-        found = [{line.round: measure(run, line) for line in run.history} for run in group.runs]
-        finite = [{r: v for r, v in own.items() if v is not None and math.isfinite(v)} for own in found]
-        rounds = sorted(set.intersection(*map(set, finite)))
-        rounds = [rounds[n] for n in np.linspace(0, len(rounds) - 1, min(len(rounds), MAX_POINTS)).round().astype(int)]
-        values = np.array([[own[number] for number in rounds] for own in finite])  # [seeds, rounds]
-        if rounds:
-            points[group.label] = rounds, values.mean(0).tolist(), values.min(0).tolist(), values.max(0).tolist()
-    every = [number for rounds, *_ in points.values() for number in rounds] or [1]
+    each = {group.label: curve(group, most=MAX_POINTS) for group in benchmark.comparison.groups}
+    points = {label: [values.tolist() for values in own] for label, own in each.items() if own}
+    every = [round(number) for rounds, *_ in points.values() for number in rounds] or [1]
     values = [value for _, _, low, high in points.values() for value in (*low, *high)]
     x = Axis(min(every), max(*every, min(every) + 1), ())
-    return Curves(x, axis(values, benchmark.least, 3), points)
+    return Curves(x, axis(values, benchmark.comparison.least, 3), points)
 
 
 @dataclass(frozen=True)
@@ -117,8 +149,8 @@ class Cost:
     x: Axis | None
     y: Axis
     height: int
-    points: list[tuple[Line, float, float, tuple[Label | None, Label | None], str]]
-    front: list[Line]
+    points: list[tuple[Row, float, float, tuple[Label | None, Label | None], str]]
+    front: list[Row]
 
     def at(self, count: float) -> float:
         """Return the place of bytes in percent; none have a place of their own at the left."""
@@ -127,11 +159,11 @@ class Cost:
 
 def cost(benchmark: Benchmark) -> Cost:
     """Return the costs and results of all groups."""
-    sent = {line: line.row.figures["bytes_total"].mean for line in benchmark.lines}
-    means = {line: line.row.figures["mean"].mean for line in benchmark.lines}
+    sent = {line: line.figures["bytes_total"].mean for line in benchmark.comparison.lines}
+    means = {line: line.figures["mean"].mean for line in benchmark.comparison.lines}
     x = log_axis(filter(None, sent.values())) if any(sent.values()) else None
-    y = axis(means.values(), 2.5 * benchmark.least, 5, pad=0.08)
-    front = [line for row in frontier(benchmark.comparison) for line in sent if line.row is row]
+    y = axis(means.values(), 2.5 * benchmark.comparison.least, 5, pad=0.08)
+    front = frontier(benchmark.comparison)
     height = min(160 + 12 * len(sent), 320)
     where = {line: (_place(x, sent[line]), y.up(means[line], height)) for line in sent}
     ends = [*(where[line][0] for line in front[1:]), 100.0]
@@ -150,7 +182,7 @@ def cost(benchmark: Benchmark) -> Cost:
     return Cost(x, y, height, points[::-1], front)
 
 
-def _near(where: dict[Line, tuple[float, float]], line: Line) -> Line:
+def _near(where: dict[Row, tuple[float, float]], line: Row) -> Row:
     """Return the first group whose mark covers that of a group."""
     x, y = where[line]
     return next(each for each, (at, level) in where.items() if abs(at - x) < 1 and abs(level - y) < 8)

@@ -1,4 +1,4 @@
-"""The tables and lists of a report besides accuracy: traffic, settings, incidents, environment, and commands."""
+"""The tables and lists of a report besides accuracy: settings, incidents, environment, commands, and tuning."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +18,10 @@ import numpy as np
 from pflsim.analysis.differences import client_values
 from pflsim.analysis.groups import Group
 from pflsim.analysis.report.structure import client_name
-from pflsim.analysis.runs import Run, run_settings
+from pflsim.analysis.runs import Run, find_runs, read_run, run_settings
 from pflsim.analysis.tables import numbers
 from pflsim.analysis.verdict import MAX_NAMES
+from pflsim.analysis.words import edges_of
 from pflsim.config.components import COMPONENTS
 from pflsim.config.names import listed, started_as, written
 from pflsim.config.settings import Settings, dotted
@@ -27,8 +30,9 @@ from pflsim.records.evaluation import grouped
 from pflsim.records.files import keys, read_json
 from pflsim.records.history import METRICS
 from pflsim.terminal.formats import plural
-from pflsim.terminal.identity import identity
+from pflsim.terminal.identity import Identity, identity
 
+STUDY = "tuned.json"
 ALWAYS = ("clients", "rounds", "lr", "batch_size", "local_epochs", "local_steps")
 
 
@@ -151,3 +155,68 @@ def _incidents(run: Run) -> Iterator[str]:
         yield f"clients with the fault {kind}: {count} of {work}"
     if restarts := run.summary.get("actor_restarts", 0):
         yield f"restarts of dead actors: {restarts}"
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The trials of a method.
+
+    Args:
+        who: the method.
+        trials: settings and validation score of each trial that ended, in order.
+        best: the best score up to each trial.
+        chosen: the settings of the best trial.
+        space: what was searched, by setting.
+        edges: settings whose chosen value is at an end of what was searched.
+    """
+
+    who: Identity
+    trials: list[tuple[str, float]]
+    best: list[float]
+    chosen: str
+    space: str
+    edges: list[str]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study.
+
+    Args:
+        budget: trials of each method.
+        metric: the primary metric.
+        methods: the methods.
+    """
+
+    budget: int
+    metric: str
+    methods: list[Tuned]
+
+
+def read_study(folder: Path) -> Study:
+    """Read the folder of a study.
+
+    Raises:
+        SettingsError: a file cannot be read.
+    """
+    content = read_json(folder / STUDY, keys({"plan": Mapping[str, Any], "chosen": Mapping[str, Any]}))
+    plan, found, metric, higher = content["plan"], list[Tuned](), "", True
+    for name in plan["methods"]:
+        trials, space = list[tuple[str, float]](), plan["space"][name]
+        folders = sorted((folder / "trials").glob(f"{name}-*"))
+        for run in map(read_run, find_runs([str(path) for path in folders]) if folders else ()):
+            metric, line = run.primary, run.at("best_val")
+            if run.complete and line:
+                settings = run_settings(run)
+                text = _values_text({key: settings[key] for key in space})
+                trials.append((text, line.evaluations[run.reported._replace(split="val")].mean))
+                higher = run.higher
+        best = list(accumulate((score for _, score in trials), max if higher else min))
+        chosen = content["chosen"].get(name) or {}
+        edges = [key.removeprefix("method.") for key in edges_of(chosen, space)]
+        found.append(Tuned(identity(name), trials, best, _values_text(chosen), _values_text(space), edges))
+    return Study(plan["trials"], metric, found)
+
+
+def _values_text(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key.removeprefix('method.')}={written(value)}" for key, value in values.items()) or "nothing"

@@ -27,13 +27,11 @@ class Cell:
         score: mean of the primary metric on validation data in the chosen round, over seeds; on test data without
             validation data. Negative if lower is better.
         shade: the score on a scale from the method's worst (0) to its best (1).
-        best: whether the group is the method's best.
     """
 
     row: Row
     score: float
     shade: float
-    best: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +67,9 @@ class Grid:
     @property
     def shown(self) -> list[Group]:
         """The best group of every method, labelled with the method only, in order of first appearance."""
-        methods = [method for method, *_ in self.lines]
-        best = {cell.row.group.method: cell.row.group for cell in self.cells if cell.best}
-        return [replace(best[method], label=identity(method).display) for method in dict.fromkeys(methods)]
+        best = {cell.row.group.method: cell.row.group for cell in reversed(self.cells)}
+        methods = dict.fromkeys(method for method, *_ in self.lines)
+        return [replace(best[method], label=identity(method).display) for method in methods]
 
 
 def grid_of(groups: Sequence[Group], choice: Choice) -> Grid | None:
@@ -100,11 +98,8 @@ def _cells(groups: Sequence[Group], choice: Choice) -> list[Cell]:
     """Return the cells of the groups of one method."""
     scores = [score(group, choice) for group in groups]
     low, high = min(scores), max(scores)
-    best = scores.index(high)
-    return [
-        Cell(row(group, choice), score, (score - low) / (high - low) if high > low else 1.0, number == best)
-        for number, (group, score) in enumerate(zip(groups, scores, strict=True))
-    ]
+    shades = [(score - low) / (high - low) if high > low else 1.0 for score in scores]
+    return [Cell(row(group, choice), *own) for group, *own in zip(groups, scores, shades, strict=True)]
 
 
 def _value(group: Group, key: str) -> str:

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import pflsim.analysis.report.charts as charts
 import pflsim.analysis.report.facts as facts
 import pflsim.analysis.report.structure as structure
+from pflsim.analysis.charts import axis
 from pflsim.analysis.comparison import STATS, Comparison, Spread, compare, compare_sets, row
 from pflsim.analysis.groups import check_evaluation
-from pflsim.analysis.report.axes import axis
-from pflsim.analysis.report.forest import Benchmark, overall
+from pflsim.analysis.report.charts import Benchmark, overall
+from pflsim.analysis.report.facts import Study, read_study
 from pflsim.analysis.report.grid import MAX_GROUPS, grid_of
-from pflsim.analysis.report.study import Study, read_study
 from pflsim.analysis.runs import Run, read_run
 from pflsim.analysis.tables import as_csv, drawn, numbers, records, remarks, span, tables
-from pflsim.analysis.verdict import decimals_of, fixed, over_benchmarks, rounded, scale_of, signed, winners
+from pflsim.analysis.verdict import decimals_of, fixed, over_benchmarks, points, rounded, scale_of, winners
 from pflsim.analysis.words import heading, varying
 from pflsim.config.names import listed, written
 from pflsim.errors import SettingsError
@@ -78,7 +78,8 @@ def _benchmark(whole: Comparison) -> Benchmark:
 
 def answer(benchmark: Benchmark) -> tuple[str, str]:
     """Return the first sentence with the methods' names in bold, as HTML, and the others."""
-    comparison, line, grid = benchmark.comparison, benchmark.lines[0], benchmark.grid
+    comparison, grid = benchmark.comparison, benchmark.grid
+    line = comparison.lines[0]
     said, name = comparison.sentences, in_text(comparison.primary)
     if grid and len({method for method, *_ in grid.lines}) == 1:
         best, by = grid.cells[0].row, "by validation" if comparison.choice == "best_val" else "on test data"
@@ -86,9 +87,9 @@ def answer(benchmark: Benchmark) -> tuple[str, str]:
         lead = f"Of {len(grid.cells)} settings of {identity(best.group.method).display}, {values} is the best {by}"
         said = [f"{lead}: its mean test {name} is {rounded(best.figures['mean'].mean)}.", *said]
     elif not said:
-        mean, worst = (rounded(line.row.figures[figure].mean) for figure in ("mean", "worst_decile"))
+        mean, worst = (rounded(line.figures[figure].mean) for figure in ("mean", "worst_decile"))
         said = [f"{line.label} has a mean {name} of {mean}.", f"Worst decile: {worst}."]
-    names = sorted((escape(line.label) for line in benchmark.lines), key=len, reverse=True)
+    names = sorted((escape(line.label) for line in comparison.lines), key=len, reverse=True)
     names = [name for name in names if name != escape(comparison.reference.label) or len(names) == 1]
     pattern = rf"(?<!\w)({'|'.join(map(re.escape, names))})(?!\w)"
     return re.sub(pattern, r"<b>\1</b>", escape(said[0], quote=False)), " ".join(said[1:])
@@ -105,7 +106,7 @@ def environment(who: Sequence[Identity]) -> Environment:
 
     loader = PackageLoader("pflsim.analysis.report", "templates")
     env = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    env.filters |= {"rate": _rate, "size": _size, "plural": plural, "p": _p, "listed": listed, "points": _points}
+    env.filters |= {"rate": _rate, "size": _size, "plural": plural, "p": _p, "listed": listed, "points": points}
     env.filters |= {"thousands": "{:,}".format, "span": span}
     env.filters |= {"duration": lambda value: format_seconds(value.mean), "letters": in_text, "numbers": numbers}
     env.filters |= {"begun": lambda text: text if text[1:2].isupper() else text[:1].upper() + text[1:], "zip": zip}
@@ -122,7 +123,7 @@ def _render(benchmarks: Sequence[Benchmark], out: Sequence[tuple[str, str]], stu
     from markupsafe import Markup
 
     comparisons = [benchmark.comparison for benchmark in benchmarks]
-    who = list(dict.fromkeys(line.who for benchmark in benchmarks for line in benchmark.lines))
+    who = list(dict.fromkeys(line.who for benchmark in benchmarks for line in benchmark.comparison.lines))
     who += [method.who for method in (study.methods if study else ()) if method.who not in who]
     env = environment(who)
     names = varying(comparisons)
@@ -131,10 +132,10 @@ def _render(benchmarks: Sequence[Benchmark], out: Sequence[tuple[str, str]], stu
         "unfinished": out, "csv": as_csv(r for c in comparisons for r in records(c)),
         "latex": "\n\n".join(drawn(tables(each), "latex") for each in comparisons), "winners": "", "together": "",
     }  # fmt: skip
-    sets = [(" ".join(n), c.families[0], c.higher) for n, c in zip(names, comparisons, strict=True)]
-    if len(benchmarks) > 1 and all(c.differences and not c.objections for c in comparisons):
-        values |= {"winners": winners(sets), "overall": overall(benchmarks)}
-        values["together"] = over_benchmarks([(each, higher) for _, each, higher in sets])
+    families = {" ".join(name): each.families[0] for name, each in zip(names, comparisons, strict=True)}
+    if len(benchmarks) > 1 and all(c.paired for c in comparisons):
+        values |= {"winners": winners(families), "overall": overall(benchmarks)}
+        values["together"] = over_benchmarks([*families.values()])
     texts = [env.get_template("section.html").render(values, b=benchmark) for benchmark in benchmarks]
     values["sections"] = [Markup(_with_own_ids(text, number) if number else text) for number, text in enumerate(texts)]
     return env.get_template("report.html").render(values)
@@ -150,12 +151,6 @@ def _rate(value: Spread | float | None, decimals: int = 3, like: float | None = 
     found = value.mean if isinstance(value, Spread) else value
     text = NONE if found is None or found != found else fixed(found, decimals_of(like or found, decimals))
     return text.replace("-", "−") if float(text.strip(NONE) or 1) else text.removeprefix("-")
-
-
-def _points(value: float | None, metric: str) -> str:
-    """Format a difference with its sign, in points if the metric is an accuracy."""
-    scale, decimals, _ = scale_of(metric)
-    return signed(None if value is None else scale * value, decimals)
 
 
 def _p(value: float | None) -> str:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pflsim.analysis.comparison import Comparison, Row
 from pflsim.analysis.report.charts import MAX_COLUMNS
-from pflsim.analysis.report.forest import Benchmark, Line
 from pflsim.analysis.runs import Run
 from pflsim.records.trace import read_matrices
 from pflsim.types import Matrix
@@ -31,15 +31,17 @@ class Weights:
         order: the clients, by true group.
         gaps: the number of true groups before each client of `order`.
         low, high: the values without a shade and with the darkest one.
+        mixes: whether the matrix has weights, which share one scale.
     """
 
-    line: Line
+    line: Row
     run: Run
     matrix: Matrix
     order: list[int]
     gaps: list[int]
     low: float
     high: float
+    mixes: bool
 
     @property
     def cells(self) -> list[tuple[int, str]]:
@@ -53,11 +55,6 @@ class Weights:
         ]
 
     @property
-    def mixes(self) -> bool:
-        """Whether the matrix has weights, which share one scale."""
-        return _mixes(self.matrix)
-
-    @property
     def text(self) -> str:
         """The means on the diagonal, in the own group and in the others."""
         group = dict(zip(self.order, self.gaps, strict=True))
@@ -68,11 +65,11 @@ class Weights:
         means = [(name, own[np.isfinite(own)]) for name, own in parts]
         if self.mixes and (kept := values.diagonal().mean()) > 0.9:
             return f"clients take {100 * kept:.3g}% from themselves"
-        return ", ".join(f"{name} {_mean(own.mean(), self.matrix)}" for name, own in means if len(own))
+        return ", ".join(f"{name} {_mean(own.mean(), self.mixes)}" for name, own in means if len(own))
 
 
-def _mean(value: float, matrix: Matrix) -> str:
-    return "below 0.001" if _mixes(matrix) and value < 0.001 else f"{value:.3g}".replace("-", "−")
+def _mean(value: float, mixes: bool) -> str:
+    return "below 0.001" if mixes and value < 0.001 else f"{value:.3g}".replace("-", "−")
 
 
 def _mixes(matrix: Matrix) -> bool:
@@ -91,10 +88,10 @@ def by_group(run: Run, clients: int) -> tuple[list[int], list[int]]:
     return order, np.unique([groups[client] for client in order], return_inverse=True)[1].tolist()
 
 
-def shown_run(line: Line, benchmark: Benchmark) -> Run:
+def shown_run(line: Row, comparison: Comparison) -> Run:
     """Return the run of the smallest seed that all groups have, else of the group's smallest seed."""
-    common = set.intersection(*({*group.seeds} for group in benchmark.comparison.groups))
-    runs = line.row.group.runs
+    common = set.intersection(*({*group.seeds} for group in comparison.groups))
+    runs = line.group.runs
     return next((run for run in runs if run.seed == min(common, default=None)), runs[0])
 
 
@@ -104,15 +101,15 @@ def matrices(run: Run) -> tuple[Matrix, ...]:
     return record.matrices if record else ()
 
 
-def weights(benchmark: Benchmark) -> list[Weights]:
+def weights(comparison: Comparison) -> list[Weights]:
     """Return the first matrix between clients of the best groups that have one.
 
     Shades begin at 0, and are the same for all weights; those of similarities begin a tenth of their range below the
     least, and at least 0.05, so that nearly equal ones look equal.
     """
-    found, sides = list[tuple[Line, Run, Matrix]](), {"client", "receiver", "sender"}
-    for line in benchmark.lines:
-        run = shown_run(line, benchmark)
+    found, sides = list[tuple[Row, Run, Matrix]](), {"client", "receiver", "sender"}
+    for line in comparison.lines:
+        run = shown_run(line, comparison)
         between = [m for m in matrices(run) if {m.rows.label, m.columns.label} <= sides and m.name != "clusters"]
         found += [(line, run, m) for m in between[:1] if len(m.values) <= MAX_CLIENTS and np.isfinite(_off(m)).any()]
     ends = [(float(np.nanmin(_off(m))), float(np.nanmax(_off(m)))) for *_, m in found[:MAX_MATRICES]]
@@ -121,20 +118,20 @@ def weights(benchmark: Benchmark) -> list[Weights]:
     for (line, run, matrix), (low, high) in each:
         least = (0.0, max(-low, high)) if low < 0 else (low - max(0.1 * (high - low), 0.05), high)
         scale = (0.0, shared) if _mixes(matrix) else least
-        drawn.append(Weights(line, run, matrix, *by_group(run, len(matrix.values)), *scale))
+        drawn.append(Weights(line, run, matrix, *by_group(run, len(matrix.values)), *scale, _mixes(matrix)))
     return drawn
 
 
-def clusters(benchmark: Benchmark) -> list[tuple[Line, list[tuple[Run, list[tuple[int, int]], int]]]]:
+def clusters(comparison: Comparison) -> list[tuple[Row, list[tuple[Run, list[tuple[int, int]], int]]]]:
     """Return the groups that cluster clients.
 
     Each run has the cluster and the true group of each client, ordered by true group, and the number of clients whose
     cluster has nobody of another true group.
     """
     found = []
-    for line in benchmark.lines:
+    for line in comparison.lines:
         runs = []
-        own = [(run, m.values) for run in line.row.group.runs for m in matrices(run) if m.name == "clusters"]
+        own = [(run, m.values) for run in line.group.runs for m in matrices(run) if m.name == "clusters"]
         for run, members in (each for each in own if each[1].shape[1] <= MAX_COLUMNS):
             order, gaps = by_group(run, members.shape[1])
             pairs = list(zip(members.argmax(0)[order].tolist(), gaps, strict=True))
@@ -144,14 +141,14 @@ def clusters(benchmark: Benchmark) -> list[tuple[Line, list[tuple[Run, list[tupl
     return found
 
 
-def held(benchmark: Benchmark) -> tuple[Run, list[tuple[str, int, list[int]]], list[str]] | None:
+def held(comparison: Comparison) -> tuple[Run, list[tuple[str, int, list[int]]], list[str]] | None:
     """Return the training examples of the shown run's clients; None if they are not recorded.
 
     Returns:
         The run; name, true group and counts by class of each client, ordered by group; and the names of the classes,
         none for a regression.
     """
-    run = shown_run(benchmark.lines[0], benchmark)
+    run = shown_run(comparison.lines[0], comparison)
     about = run.partition
     if not about.get("class_counts") or "classes" not in about:
         return None

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from pflsim.config.settings import Count
-from pflsim.data.partitions.deal import Pool, apportion, choose_classes, partition_rule
+from pflsim.data.partitions.deal import Pool, apportion, choose_classes, owned, partition_rule
 from pflsim.errors import SettingsError
 
 
@@ -46,9 +46,7 @@ def by_client(pool: Pool, *, ids_per_client: Count | None = None) -> list[np.nda
     groups = np.array_split(np.sort(chosen) if len(chosen) == pool.clients else chosen, pool.clients)
     home = np.full(len(names), -1)
     home[np.searchsorted(names, np.concatenate(groups))] = np.repeat(np.arange(pool.clients), [*map(len, groups)])
-    owners = home[np.searchsorted(names, pool.client_ids)]
-    order = owners.argsort(kind="stable")
-    return np.split(order, np.searchsorted(owners[order], np.arange(pool.clients + 1)))[1:-1]
+    return owned(home[np.searchsorted(names, pool.client_ids)], pool.clients)
 
 
 @partition_rule

@@ -36,7 +36,7 @@ class Pool:
     @property
     def sizes(self) -> np.ndarray:
         """Return the number of examples per class, [C] int64."""
-        return class_sizes(self.labels, self.num_classes)
+        return np.bincount(self.labels, minlength=self.num_classes)
 
     @property
     def no_counts(self) -> np.ndarray:
@@ -109,11 +109,6 @@ def apportion(weights: np.ndarray, total: int, rng: np.random.Generator | None =
     return parts
 
 
-def class_sizes(labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """Return the number of rows per class, [C] int64."""
-    return np.bincount(labels, minlength=num_classes).astype(np.int64)
-
-
 def deal(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
     """Draw rows without replacement so that client i receives counts[i, c] rows of class c.
 
@@ -128,20 +123,22 @@ def deal(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> li
     Raises:
         SettingsError: a class has fewer rows.
     """
-    per_client: list[list[np.ndarray]] = [[] for _ in range(len(counts))]
-    for c in range(counts.shape[1]):
-        rows = rng.permutation(np.flatnonzero(labels == c))
-        bounds = np.cumsum(counts[:, c])
-        if len(bounds) and bounds[-1] > len(rows):
-            holders = np.count_nonzero(counts[:, c])
+    owners = np.full(len(labels), -1)
+    for c, wanted in enumerate(counts.T):
+        rows, total = rng.permutation(np.flatnonzero(labels == c)), wanted.sum()
+        if total > len(rows):
             raise SettingsError(
-                f"partition: class {c} has {len(rows)} examples, but {holders} clients would get {bounds[-1]} of them; "
-                "use fewer clients, or fewer classes or examples per client"
+                f"partition: class {c} has {len(rows)} examples, but {np.count_nonzero(wanted)} clients would get "
+                f"{total} of them; use fewer clients, or fewer classes or examples per client"
             )
-        for client in np.flatnonzero(counts[:, c]):
-            per_client[client].append(rows[bounds[client] - counts[client, c] : bounds[client]])
-    empty = np.empty(0, dtype=np.int64)
-    return [np.sort(np.concatenate(parts)).astype(np.int64) if parts else empty for parts in per_client]
+        owners[rows[:total]] = np.repeat(np.arange(len(counts)), wanted)
+    return owned(owners, len(counts))
+
+
+def owned(owners: np.ndarray, clients: int) -> list[np.ndarray]:
+    """Return the rows of each client, ascending, from the owner of each row; −1: none."""
+    order = owners.argsort(kind="stable")
+    return np.split(order, np.searchsorted(owners[order], np.arange(clients + 1)))[1:-1]
 
 
 def choose_classes(how_many: np.ndarray, present: np.ndarray, rng: np.random.Generator) -> np.ndarray:

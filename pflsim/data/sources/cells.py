@@ -113,14 +113,11 @@ def _read_csv(path: str, texts: Collection[str]) -> DataFrame:
 
 def _like_thousands(column: Any) -> bool:
     """Return whether numbers could be 987 and 1.011 for 1011: below 1000, whole or with at most three decimals."""
-    if column.dtype.kind != "f":
+    cells = column.dropna().to_numpy() if column.dtype.kind == "f" else np.empty(0)
+    if not ((cells >= 0) & (cells < 1000)).all():
         return False
-    cells = column.dropna().to_numpy()
-    if not np.isfinite(cells).all():
-        return False
-    whole = cells == np.rint(cells)
-    near = np.abs(cells * 1000 - np.rint(cells * 1000)) < 1e-6
-    return bool(near.all() and whole.any() and not whole.all() and cells.min() >= 0 and cells.max() < 1000)
+    whole, near = cells == np.rint(cells), np.abs(cells * 1000 - np.rint(cells * 1000)) < 1e-6
+    return bool(near.all() and whole.any() and not whole.all())
 
 
 def _decimal_mark(path: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +46,7 @@ class Column:
         cells: [n], numbers float64 or text; missing ones are NaN.
         is_number: whether its cells are numbers.
         counts: how many rows have each text, by text; of numbers {}.
-        odd: the type of a column that is neither numbers nor text, such as dates.
+        odd: what a column has that is neither numbers nor text, such as dates; it cannot be an input.
         code: one of the numbers as it is written, if it begins with a zero.
     """
 
@@ -76,30 +76,30 @@ def columns_of(rows: Rows, used: Sequence[str], categorical: Sequence[str], miss
 
     for name in used:
         column: Any = rows.frame[name]
-        numbers = None
+        text = name in categorical or name in rows.declared
         if column.dtype == object and column.map(lambda cell: isinstance(cell, list | dict | np.ndarray)).any():
             yield Column(name, column, False, odd="lists or mappings")
-            continue
-        if name not in categorical and name not in rows.declared:
-            numbers = numbers_of_cells(column, missing)
-        if numbers is not None:
+        elif column.dtype.kind in ODD:
+            yield Column(name, column, False, odd=str(column.dtype))
+        elif not text and (numbers := numbers_of_cells(column, missing)) is not None:
             code = next(filter(re.compile(ZEROS).fullmatch, map(str, column)), "") if column.dtype == object else ""
             yield Column(name, Series(numbers, column.index, name=name), True, code=code)
-            continue
-        texts = without(names_of_cells(column), missing)
-        counts = {str(text): int(n) for text, n in texts.value_counts().items()}
-        yield Column(name, texts, False, counts, str(column.dtype) if column.dtype.kind in ODD else "")
+        else:
+            texts = without(names_of_cells(column), missing)
+            yield Column(name, texts, False, {str(text): int(n) for text, n in texts.value_counts().items()})
 
 
-def check_inputs(where: str, columns: Sequence[Column], excluded: Sequence[str]) -> None:
+def check_inputs(where: str, columns: Sequence[Column], named: Collection[str], excluded: Sequence[str]) -> None:
     """Raise a `SettingsError` for columns that cannot be meant as categories, all in one message.
 
     Args:
         where: the table, for the message.
-        columns: those that the settings do not name.
+        columns: the inputs.
+        named: those that the settings name, which are categories if they are text.
         excluded: columns that are excluded already.
     """
-    each = {c.name: f"is {c.odd}" if c.odd else _no_category(c.counts) for c in columns if not c.is_number}
+    each = {c.name: f"is {c.odd}" for c in columns if c.odd}
+    each |= {c.name: _no_category(c.counts) for c in columns if c.counts and c.name not in named}
     if found := {name: why for name, why in each.items() if why}:
         said = "; ".join(f"{name!r} {why}" for name, why in found.items())
         remedy = pasted("data.exclude", [*excluded, *found])
@@ -112,21 +112,18 @@ def check_inputs(where: str, columns: Sequence[Column], excluded: Sequence[str])
 def _no_category(counts: Mapping[str, int]) -> str:
     """Return why texts, with their numbers of rows, are no categories; "" if they can be."""
     total = sum(counts.values())
-    if counts and all(DATE.fullmatch(text) for text in counts):
+    if all(DATE.fullmatch(text) for text in counts):
         return "has dates"
     words = [text for text in counts if as_number(text) is None]
     if len(counts) - len(words) > FEW and 2 * sum(counts[word] for word in words) <= total:
         return f"has numbers, but also {some(words)}" if words else "is text by its type, but has numbers"
-    marked = [text for text in words if text.lower() not in WORDS and _unmarked(text) is not None]
+    unmarked = {text: MARKS.sub("", text).replace("\N{MINUS SIGN}", "-") for text in words if text.lower() not in WORDS}
+    marked = [text for text, number in unmarked.items() if as_number(number) is not None]
     if marked and 2 * sum(n for text, n in counts.items() if text not in words or text in marked) >= total:
         return f"has numbers with marks, such as {some(marked)}"
     if any(len(counts) > most and total < least * len(counts) for most, least in LIMITS):
         return f"is text with {len(counts)} different values in {total} rows"
     return ""
-
-
-def _unmarked(text: str) -> float | None:
-    return as_number(MARKS.sub("", text).replace("\N{MINUS SIGN}", "-"))
 
 
 def doubts(name: str, columns: Sequence[Column], dataset: Dataset, missing: Sequence[str] | None) -> Iterator[str]:

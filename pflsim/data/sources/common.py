@@ -110,11 +110,3 @@ def finished(dataset: Dataset, standardize: Standardize) -> Dataset:
         mean, std = scaled.mean(axis=axes, dtype=np.float64), scaled.std(axis=axes, dtype=np.float64)
     std = np.where(std > 0, std, 1.0)
     return dataclasses.replace(dataset, mean=tuple(mean.ravel().tolist()), std=tuple(std.ravel().tolist()))
-
-
-def not_found(name: str, folder: Path, files: Sequence[str], can_download: bool = True) -> SettingsError:
-    """Return the error for missing files, with the expected files and remedies."""
-    remedy = f"put them there, or set data.root=DIR to their folder (looked in {folder.absolute()})"
-    if can_download:
-        remedy += ", or allow the download with data.download=true"
-    return SettingsError(f"{name} was not found: expected {', '.join(files)} in {folder}; {remedy}")

@@ -12,8 +12,7 @@ import torch
 from pflsim.config.components import TARGET, bind, check_component, settings_of
 from pflsim.config.names import some
 from pflsim.config.settings import Count
-from pflsim.data.card import Card
-from pflsim.data.dataset import Dataset
+from pflsim.data.dataset import Card, Dataset
 from pflsim.data.sources.common import finished
 from pflsim.data.sources.image_folder import Side
 from pflsim.data.targets import as_task
@@ -70,11 +69,10 @@ def load(
         raise SettingsError(f"data.clients: {counts} clients in {len(parts)} domains; expected one or more in each")
     floats = any(part.x.dtype == np.float32 for part in parts)
     xs = [_images(part, size, 1 if grayscale else 3, floats) for part in parts]
-    order = [*((i, slice(p.train_size)) for i, p in enumerate(parts)),
-             *((i, slice(p.train_size, None)) for i, p in enumerate(parts))]  # fmt: skip
     classes, ys, said = _joined_classes(parts)
-    x, y = (np.concatenate([each[i][rows] for i, rows in order]) for each in (xs, ys))
-    ids = np.concatenate([np.full(len(parts[i].y[rows]), i) for i, rows in order]).astype(np.int64)
+    ids = [np.full(len(part.y), i) for i, part in enumerate(parts)]
+    tested = np.concatenate([np.arange(len(part.y)) >= part.train_size for part in parts])
+    x, y, ids = (np.concatenate(each)[np.argsort(tested, kind="stable")] for each in (xs, ys, ids))
     training = sum(part.train_size for part in parts)
     own: dict[str, Any] = {"clients": ids, "client_names": tuple(names), "domains": tuple(counts)}
     own["values"] = tuple(classes) if any(part.values for part in parts) else None
@@ -92,16 +90,13 @@ def _joined_classes(parts: list[Dataset]) -> tuple[list[Any], list[np.ndarray], 
     """
     own: list[Sequence[Any]] = [part.values or range(part.num_classes) for part in parts]
     named = [values for values in own if all(isinstance(value, str) for value in values)]
-    if (
-        named
-        and len(named) < len(own)
-        and all(re.fullmatch(r"0|[1-9]\d*", name) for values in named for name in values)
-    ):
+    mixed = named and len(named) < len(own)
+    if mixed and all(re.fullmatch(r"0|[1-9]\d*", name) for values in named for name in values):
         own = [[*map(int, values)] for values in own]
-    elif named and len(named) < len(own):
-        if len({*map(len, own)}) > 1 or len({*map(tuple, named)}) > 1:
-            said = ", ".join(f"{part.name} has {len(values)}" for part, values in zip(parts, own, strict=True))
-            raise SettingsError(f"data.sources: classes with and without names need equal numbers of classes: {said}")
+    elif mixed and (len({*map(len, own)}) > 1 or len({*map(tuple, named)}) > 1):
+        said = ", ".join(f"{part.name} has {len(values)}" for part, values in zip(parts, own, strict=True))
+        raise SettingsError(f"data.sources: classes with and without names need equal numbers of classes: {said}")
+    elif mixed:
         own = [values if values in named else named[0] for values in own]
     classes = sorted({value for values in own for value in values})
     place = {value: number for number, value in enumerate(classes)}

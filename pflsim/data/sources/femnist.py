@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from pflsim.data.dataset import Dataset
-from pflsim.data.sources.common import entries, finished, joined, not_found
-from pflsim.errors import reading
+from pflsim.data.sources.common import entries, finished, joined
+from pflsim.errors import SettingsError, reading
 
 CLASSES = 62
 PIXELS = 28 * 28
@@ -38,7 +38,8 @@ def load(*, root: str = "data", standardize: bool = False) -> Dataset:
     folders = [Path(root) / "femnist", Path(root) / "femnist" / "data", Path(root)]
     folder = next((p for p in folders if all(_json_files(p / part) for part in ("train", "test"))), None)
     if folder is None:
-        raise not_found("femnist", folders[0], ["train/*.json", "test/*.json (LEAF's format)"], can_download=False)
+        expected = "expected train/*.json and test/*.json, in LEAF's format; set data.root=DIR to their folder"
+        raise SettingsError(f"femnist was not found in {folders[0].absolute()}: {expected}")
     (users, x, y), (test_users, x_test, y_test) = (_read_part(folder / part) for part in ("train", "test"))
     dataset = joined("femnist", [(x, y), (x_test, y_test)], CLASSES)
     numbers = {name: i for i, name in enumerate(sorted({*users, *test_users}))}

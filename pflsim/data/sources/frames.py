@@ -128,13 +128,12 @@ def _read(source: Source, columns: tuple[str, ...] | None, texts: tuple[str, ...
     for (part, _, _), (key, name) in zip(read, files.items(), strict=True):
         check_columns(given_as(key, name), part, wanted)
     frames, declared, aside = zip(*read, strict=True)
-    frame: Any = (
-        concat(frames, ignore_index=True)[[*frames[0].columns]] if source.test else frames[0].reset_index(drop=True)
-    )
+    frame: Any = concat(frames, ignore_index=True)[[*frames[0].columns]]
+    typed = frozenset().union(*declared)
     where, name = given_as("data.path", source.path), Path(files["data.path"].removeprefix(NOTEBOOK)).stem
     training, lost = np.arange(len(frame)) < len(frames[0]), dict[str, Any]()
     with reading(where, FORM):
-        labels = label_cells(frame[source.label], source.missing, source.label in frozenset().union(*declared))
+        labels = label_cells(frame[source.label], source.missing, source.label in typed)
         keep = labels.notna().to_numpy(bool)
         lost["without a label"] = np.count_nonzero(~keep)
         codes, names, notes = dict[str, np.ndarray](), dict[str, tuple[str, ...]](), list[str]()
@@ -164,9 +163,7 @@ def _read(source: Source, columns: tuple[str, ...] | None, texts: tuple[str, ...
         names.get("client", ()), groups=groups, values=values, notes=tuple(notes),
         rows=None if keep.all() else np.flatnonzero(keep),
     )  # fmt: skip
-    return Rows(
-        frame if keep.all() else frame.loc[keep], targets, frozenset().union(*declared), frozenset(aside[0]), lost
-    )
+    return Rows(frame.loc[keep], targets, typed, frozenset(aside[0]), lost)
 
 
 def _frame(path: str, key: str, texts: Collection[str]) -> tuple[DataFrame, set[str], set[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +21,6 @@ Missing = Sequence[str] | None
 """Words that are missing values, in lower case; None: undecided."""
 
 
-def in_order(names: Iterable[str]) -> tuple[str, ...]:
-    """Return different names in the order of their numbers, if all are numbers, else in that of their letters."""
-    found = sorted(names)
-    return tuple(found if any(as_number(name) is None for name in found) else sorted(found, key=Decimal))
-
-
 def named_cells(column: Series, key: str, missing: Missing) -> Series:
     """Return names as in `names_of_cells`; words in `missing` are NaN, and `WORDS` if all other cells are numbers.
 
@@ -35,10 +29,8 @@ def named_cells(column: Series, key: str, missing: Missing) -> Series:
     """
     names = names_of_cells(column)
     counts = names.value_counts()
-    words, others = [], []
-    for name in map(str, counts.index):
-        (words if name.lower() in WORDS else others).append(name)
-    if others and all(as_number(name) is not None for name in others):
+    words = [name for name in counts.index if name.lower() in WORDS]
+    if len(words) < len(counts) and all(as_number(name) is not None for name in {*counts.index} - {*words}):
         return without(names, {*WORDS, *(missing or ())})
     if words and missing is None:
         said = ", ".join(f"{counts[word]} cells {word}" for word in words)
@@ -50,13 +42,18 @@ def named_cells(column: Series, key: str, missing: Missing) -> Series:
 
 
 def numbered(names: Series) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the number [n] int64 of each name, -1 for NaN, and the names in their order."""
+    """Return the number [n] int64 of each name, -1 for NaN, and the names in their order.
+
+    The order is that of the numbers, if all names are numbers, else that of the letters.
+    """
     from pandas import factorize
 
     codes, found = factorize(names)
-    order = in_order(found)
+    order = sorted(found)
+    if all(as_number(name) is not None for name in order):
+        order.sort(key=Decimal)
     places = {name: place for place, name in enumerate(order)}
-    return np.array([*map(places.__getitem__, found), -1], np.int64)[codes], order
+    return np.array([*map(places.__getitem__, found), -1], np.int64)[codes], tuple(order)
 
 
 def label_cells(column: Series, missing: Missing, declared: bool) -> Series:

@@ -15,8 +15,7 @@ import numpy as np
 from annotated_types import Ge, Le
 
 from pflsim.config.names import some
-from pflsim.data.card import Card
-from pflsim.data.dataset import Dataset
+from pflsim.data.dataset import Card, Dataset
 from pflsim.data.sources.common import finished, fixed_split, scale_of
 from pflsim.data.sources.pictures import UNREAD, Files, pictures_in, shown
 from pflsim.data.targets import about_targets

@@ -1,4 +1,4 @@
-"""Data sets from Python objects: torch data sets, arrays, pandas frames and Hugging Face data sets."""
+"""Data sets from Python objects: torch data sets, arrays and Hugging Face data sets; frames are `pflsim.Table`s."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from pflsim.config.names import shortened
 from pflsim.data.dataset import MASKED, Dataset
 from pflsim.data.sources.common import finished, joined
 from pflsim.data.sources.npz import ImageLayout, inputs
 from pflsim.data.sources.pictures import shown
-from pflsim.data.targets import array_card, found_targets, labelled
+from pflsim.data.targets import array_card, found_targets
 from pflsim.errors import SettingsError, reading
 
 LABEL = "label"
@@ -30,23 +29,22 @@ def as_dataset(
     Args:
         train: the training part, one of
 
-            - a pair (x, y) of arrays, tensors or frames: x as in `pflsim.data.sources.npz.load`, y [n] or [n, T];
+            - a pair (x, y) of arrays or tensors: x as in `pflsim.data.sources.npz.load`, y [n] or [n, T];
             - a map-style torch `Dataset`, or a list, of items (x, y), where x is a tensor [C, H, W] or [F], an array
               or a PIL image, used as a viewer shows it, on white; each item is read once, so random transforms are
               applied once;
-            - a pandas frame with the column `label`; the other columns are the features, as float32;
             - a Hugging Face data set with the column `label` and a column `image`, or one other column.
 
             A mapping with the keys "train" and "test", such as a `DatasetDict`, holds both parts.
-        test: the test part, of any of these kinds; columns of frames are matched by name. None: there is none, which
-            needs split=merged, split=counts or partition=explicit.
+        test: the test part, of any of these kinds. None: there is none, which needs split=merged, split=counts or
+            partition=explicit.
         name: the name in records.
         layout: layout of images in arrays: "hwc", "chw" or "auto"; see `pflsim.data.sources.npz.load`.
         standardize: standardise each channel (or feature) with statistics of the training part.
 
     Returns:
         The data set, see `pflsim.data.targets.found_targets`. Classes that are text, or that do not begin at 0, are
-        numbered in sorted order. Rows without a label are left out.
+        numbered in sorted order.
 
     Raises:
         SettingsError: an object is of no such kind, or holds invalid values.
@@ -56,70 +54,44 @@ def as_dataset(
     if isinstance(train, Mapping):
         keys = ", ".join(map(str, train))
         raise SettingsError(f"{name}: the mapping has {keys}; expected train and test, or no mapping")
-    given = {"training": train} if test is None else {"training": train, "test": _in_order(name, test, train)}
-    with reading(name, "dense arrays, tensors or frames of numbers, or a map-style data set"):
+    given = {"training": train} if test is None else {"training": train, "test": test}
+    with reading(name, "dense arrays or tensors of numbers, or a map-style data set"):
         xs, ys = zip(*(_arrays(f"{name}: {which} part", part, layout) for which, part in given.items()), strict=True)
-    xs, ys, dropped = zip(*map(labelled, xs, ys), strict=True)
     y, classes, values = found_targets(name, np.concatenate(ys))
-    notes = (f"{name}: {sum(dropped)} rows without a label are left out",) if any(dropped) else ()
     dataset = joined(name, list(zip(xs, np.split(y, [len(ys[0])]), strict=False)), classes)
-    dataset = finished(dataclasses.replace(dataset, values=values, notes=notes), standardize)
+    dataset = finished(dataclasses.replace(dataset, values=values), standardize)
     return dataclasses.replace(dataset, card=array_card(dataset))
-
-
-def _in_order(name: str, test: Any, train: Any) -> Any:
-    """Return the test part with the columns of its frame in the order of the training part's frame."""
-    if type(test) is type(train) is tuple and len(test) == len(train) == 2:
-        return tuple(_in_order(name, *parts) for parts in zip(test, train, strict=True))
-    if not all(hasattr(part, "columns") and hasattr(part, "reindex") for part in (test, train)):
-        return test
-    names, wanted = test.columns, train.columns
-    if {*names} != {*wanted} or not names.is_unique or not wanted.is_unique:
-        expected = f"expected {shortened([*wanted])}, each once, as in the training part"
-        raise SettingsError(f"{name}: the columns of the test part are {shortened([*names])}; {expected}")
-    return test[wanted]
 
 
 def _arrays(where: str, part: Any, layout: ImageLayout) -> tuple[np.ndarray, np.ndarray]:
     """Return inputs [n, ...] uint8, float32 or int64 and labels [n] as given."""
-    if hasattr(part, "columns") and hasattr(part, "to_numpy"):
-        x, y = _frame(where, part)
-    elif hasattr(part, "features") and hasattr(part, "column_names"):
+    if any(hasattr(each, "iloc") for each in (part, *(part[:1] if isinstance(part, tuple) else ()))):
+        raise SettingsError(f"{where} is a frame; expected pflsim.Table(frame, label=COLUMN)")
+    if hasattr(part, "features") and hasattr(part, "column_names"):
         image = _image_column(where, part.column_names)
         x, y, layout = _stacked(where, ((row[image], row[LABEL]) for row in part), layout)
     elif isinstance(part, tuple) and len(part) == 2:
-        if all(hasattr(each, "iloc") for each in part) and not part[0].index.equals(part[1].index):
-            raise SettingsError(f"{where}: inputs and labels have different indexes; expected equal ones")
         x, y = (_array(where, each) for each in part)
     elif hasattr(part, "__getitem__") and hasattr(part, "__len__"):
         x, y, layout = _stacked(where, (part[row] for row in range(len(part))), layout)
     else:
         raise SettingsError(
-            f"{where} is a {type(part).__name__}; expected a pair (x, y) of arrays, a map-style torch Dataset, a "
-            "pandas frame or a Hugging Face data set"
+            f"{where} is a {type(part).__name__}; expected a pair (x, y) of arrays, a map-style torch Dataset "
+            "or a Hugging Face data set"
         )
     return inputs(where, x, layout), y
 
 
 def _array(where: str, value: Any) -> np.ndarray:
     """Return a tensor, a PIL image, an array or a list as an array."""
-    parts: Any = value
+    if any(map(np.ma.is_masked, value if isinstance(value, list) else [value])):
+        raise SettingsError(f"{where}: {MASKED}")
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         value = value.float() if value.is_floating_point() else value
-    if any(map(np.ma.is_masked, parts if isinstance(parts, list) else [parts])):
-        raise SettingsError(f"{where}: {MASKED}")
     if hasattr(value, "getbands") and value.mode != "F":
-        with reading(where, "pictures of 8 or 16 bits"):
-            value = shown(value)
+        value = shown(value)
     return np.asarray(value)
-
-
-def _frame(where: str, frame: Any) -> tuple[np.ndarray, np.ndarray]:
-    with reading(where, f"numeric columns, and the column {LABEL!r} of the labels"):
-        if odd := [name for name, kind in frame.dtypes.items() if kind.kind in "cMm"]:  # complex numbers and dates
-            raise TypeError(f"column {odd[0]!r} is {frame.dtypes[odd[0]]}")
-        return frame.drop(columns=LABEL).to_numpy(dtype=np.float32), frame[LABEL].to_numpy()
 
 
 def _image_column(where: str, columns: list[str]) -> str:

@@ -12,11 +12,10 @@ import numpy as np
 
 from pflsim.config.components import TARGET, bind, check_component, keep_object
 from pflsim.config.settings import Count
-from pflsim.data.card import Card
-from pflsim.data.dataset import Dataset
+from pflsim.data.dataset import Card, Dataset
 from pflsim.data.federated import Partition
 from pflsim.data.sources.cells import names_of_cells, numbers_of_cells, without
-from pflsim.data.sources.columns import ODD, Column, check_inputs, columns_of, doubts
+from pflsim.data.sources.columns import Column, check_inputs, columns_of, doubts
 from pflsim.data.sources.frames import Rows, Source, check_columns, defaults_of, dumped, given_as, read_rows
 from pflsim.data.sources.table_card import card_of
 from pflsim.errors import SettingsError, reading
@@ -57,13 +56,13 @@ class Table:
 
     def settings(self) -> dict[str, Any]:
         """Return the settings of `data=table`; frames are kept in this process under a name."""
-        given: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)[2:-1]}
-        for key in ("label", "client", "group"):
-            given[key] = None if given[key] is None else str(given[key])
-        for key, part, name in (("path", self.frame, self.name), ("test", self.test, f"{self.name}_test")):
-            is_file = part is None or isinstance(part, str | Path)
-            given[key] = part if is_file else keep_object(name, part)
-        return {key: value for key, value in given.items() if value is not None}
+        values = {"path": self.frame} | {each.name: getattr(self, each.name) for each in fields(self)[1:-1]}
+        given: dict[str, Any] = {key: value for key, value in values.items() if value is not None}
+        given |= {key: str(given[key]) for key in ("label", "client", "group") if key in given}
+        for key, name in (("path", self.name), ("test", f"{self.name}_test")):
+            if key in given and not isinstance(given[key], str | Path):
+                given[key] = keep_object(name, given[key])
+        return given
 
 
 @dataclass(frozen=True)
@@ -206,10 +205,8 @@ def _read(
 ) -> tuple[Rows, list[Column]]:
     """Return the rows of a table, and its inputs."""
     rows, where = _rows(source, features, categorical), given_as("data.path", source.path)
-    frame: Any = rows.frame
-    own = (source.label, source.client, source.group)
-    check_columns(where, frame, [*categorical, *exclude])
-    others = [name for name in frame.columns if name not in own]
+    check_columns(where, rows.frame, [*categorical, *exclude])
+    others = [name for name in rows.frame.columns if name not in (source.label, source.client, source.group)]
     named = {*(features or ()), *categorical}
     left = {*exclude, *(rows.aside - named)}
     used = [name for name in others if name not in left] if features is None else list(features)
@@ -218,11 +215,7 @@ def _read(
             f"data.features={list(used)}: expected columns other than data.label, data.client, data.group and those of "
             "data.exclude"
         )
-    if odd := [column for column in named if frame[column].dtype.kind in ODD]:
-        raise SettingsError(f"{where}: column {odd[0]!r} is {frame[odd[0]].dtype}; make it numbers or text")
     with reading(where, "columns of numbers and text"):
         inputs = [*columns_of(rows, used, categorical, source.missing or ())]
-    if odd := [column for column in inputs if column.name in named and column.odd]:
-        raise SettingsError(f"{where}: column {odd[0].name!r} is {odd[0].odd}; make it numbers or text")
-    check_inputs(where, [column for column in inputs if column.name not in named], exclude)
+    check_inputs(where, inputs, named, exclude)
     return rows, inputs

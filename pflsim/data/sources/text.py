@@ -158,12 +158,9 @@ def load(
 
     content: Any = rows.frame[[text]].astype(str)
     empty = int((sizes == 0).sum())
-    about = f"{np.median(sizes):g} tokens at the median, {sizes.max():,} at most" + f"; {empty:,} are empty" * (
-        empty > 0
-    )
-    return replace(
-        rows.dataset(content, np.int64, fit=fitted), notes=notes, card=card_of(source, rows, (), (text, about))
-    )
+    about = f"{np.median(sizes):g} tokens at the median, {sizes.max():,} at most"
+    card = card_of(source, rows, (), (text, about + f"; {empty:,} are empty" * (empty > 0)))
+    return replace(rows.dataset(content, np.int64, fit=fitted), notes=notes, card=card)
 
 
 def defaults(load: partial[Dataset]) -> dict[str, Any]:

@@ -11,8 +11,8 @@ import numpy as np
 
 from pflsim.data.dataset import Dataset
 from pflsim.data.sources import npz
-from pflsim.data.sources.common import Standardize, finished, joined, not_found
-from pflsim.errors import SettingsError, reading
+from pflsim.data.sources.common import Standardize, finished, joined
+from pflsim.errors import reading
 
 EMNIST_CLASSES = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
 EmnistSplit = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
@@ -154,26 +154,20 @@ def _load(
         files: the files that torchvision reads, relative to `root`, in one folder.
         classes: C.
         download: download missing files.
-        instead: what the error for missing files adds to their names.
+        instead: what the error adds to their names.
         options: further arguments of torchvision's class.
 
     Raises:
-        SettingsError: files are missing, packed or damaged, or the download failed.
+        SettingsError: files are missing or damaged, or the download failed.
     """
-    folder = Path(root, files[0]).parent
-    missing = [file for file in files if not Path(root, file).is_file()]
-    if missing and not download:
-        packed = next(folder.rglob(f"{Path(missing[0]).name}.gz"), None)
-        if packed:
-            raise SettingsError(f"{name}: expected unpacked files in {folder}; unpack {packed.parent}/*.gz into it")
-        raise not_found(name, folder, [", ".join(Path(file).name for file in files) + instead])
     import torchvision.datasets
 
-    source = getattr(torchvision.datasets, kind)
-    with reading(
-        f"{name} in {folder.absolute()}",
-        "the original files; put them there, or remove what is there and set data.download=true, with a network",
-    ):
+    source, called = getattr(torchvision.datasets, kind), ", ".join(Path(file).name for file in files) + instead
+    expected = (
+        f"{called}, the original files, unpacked; put them there, set data.root=DIR to the folder where they are, or "
+        "remove what is there and set data.download=true, with a network"
+    )
+    with reading(f"{name} in {Path(root, files[0]).parent.absolute()}", expected):
         if kind == "SVHN":  # [n, 3, 32, 32]
             svhn = [source(root, split=split, download=download) for split in ("train", "test")]
             return joined(name, [(part.data, part.labels) for part in svhn], classes)

@@ -8,8 +8,8 @@ import pytest
 from made_runs import made, make_run
 from scipy import stats
 
+from pflsim.analysis.charts import curve
 from pflsim.analysis.comparison import Comparison, Spread, compare
-from pflsim.analysis.curves import of_test, seed_points
 from pflsim.analysis.groups import group_runs
 from pflsim.analysis.runs import read_run
 from pflsim.analysis.tables import records, remarks
@@ -97,6 +97,7 @@ def test_the_round_is_chosen_by_validation_where_all_have_it(folder: Path, tmp_p
         compare(group_runs([without]), choice="best_val")
 
 
+@pytest.mark.slow
 def test_rounds_and_bytes_to_a_target(folder: Path) -> None:
     target = 0.6
     for row in compared(folder, target=target).rows:
@@ -111,6 +112,7 @@ def test_rounds_and_bytes_to_a_target(folder: Path) -> None:
             assert row.figures["bytes_to_target"] == Spread(tuple(30 * method * CLIENTS * n for n in first))
 
 
+@pytest.mark.slow
 def test_the_target_is_what_every_run_reaches(folder: Path) -> None:
     best = min(rates(counts(m, s, 0)).mean(axis=1).max() for m in METHODS.values() for s in SEEDS)
     comparison = compared(folder)
@@ -207,6 +209,7 @@ def test_clients_that_are_the_same_in_every_seed_count_once(tmp_path: Path) -> N
     assert difference.p == pytest.approx(stats.wilcoxon(values).pvalue)
 
 
+@pytest.mark.slow
 def test_clients_that_only_one_of_two_has_are_counted(tmp_path: Path) -> None:
     """The third client has no value with Ditto in seed 1, so the printed means differ by more than the difference."""
     counts = {"local": [[(5, 10), (6, 10), (1, 10)]] * 3, "ditto": [[(6, 10), (8, 10), (4, 10)]] * 3}
@@ -250,17 +253,20 @@ def test_the_reference(folder: Path, tmp_path: Path) -> None:
 def test_curves_over_seeds(folder: Path) -> None:
     (row,) = compared(folder, "ditto*").rows
     y = np.array([rates(counts(2, seed, 0)).mean(axis=1) for seed in SEEDS])
-    found = seed_points(row.group, "rounds", of_test())
-    np.testing.assert_allclose(found[:, :, 1], y)
+    found = curve(row.group)
+    assert found is not None
+    np.testing.assert_allclose(found[1:], [y.mean(0), y.min(0), y.max(0)])
     for against, x in (
         ("rounds", [1, 2, 3, 4]), ("bytes", [60 * CLIENTS * n for n in (1, 2, 3, 4)]), ("seconds", [2, 4, 6, 8])
     ):  # fmt: skip
-        np.testing.assert_allclose(seed_points(row.group, against, of_test())[:, :, 0].mean(0), x)
+        found = curve(row.group, against)
+        assert found is not None
+        np.testing.assert_allclose(found.x, x)
 
 
 def test_a_curve_has_the_evaluated_rounds_that_all_seeds_have(tmp_path: Path) -> None:
     long = made(tmp_path / "a", [[(1, 10)], [(2, 10)], [(3, 10)]], every=2, rounds=6)
     short = made(tmp_path / "b", [[(2, 10)], [(4, 10)]], every=2, rounds=6, seed=1, complete=False)
     (group,) = group_runs([long, short])
-    x, y = seed_points(group, "bytes", of_test()).mean(0).T
-    assert list(y) == pytest.approx([0.15, 0.3]) and list(x) == pytest.approx([60, 120])
+    found = curve(group, "bytes")
+    assert found and [*found.mean] == pytest.approx([0.15, 0.3]) and [*found.x] == pytest.approx([60, 120])

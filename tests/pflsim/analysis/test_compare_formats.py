@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 from made_runs import made
-from rich.console import Console
 
 from pflsim.analysis.comparison import Comparison, compare, compare_sets
 from pflsim.analysis.groups import group_runs
 from pflsim.analysis.runs import Run
-from pflsim.analysis.tables import Format, Table, as_csv, drawn, numbers, render, tables
+from pflsim.analysis.tables import Format, Table, as_csv, drawn, numbers, render
 from pflsim.records.summary import Choice
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -49,17 +50,6 @@ def test_text(comparison: Comparison) -> None:
     assert "\nto 0.8: " in written and "every run reaches" in written
     assert "oracle" not in written
     assert max(map(len, written.splitlines())) <= 110
-
-
-@pytest.mark.parametrize("width", [60, 80])
-def test_text_fits_the_terminal(comparison: Comparison, width: int) -> None:
-    """A wide table has its columns below each other, each time after the first one; the best method stands first."""
-    screen = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
-    written = render([comparison], "text", screen)
-    assert max(map(len, written.splitlines())) <= width
-    rows = [line for line in written.splitlines() if line.startswith(("Local  ", "FedAvg  "))]
-    assert [row.split()[0] for row in rows[:4]] == ["FedAvg", "Local", "FedAvg", "Local"]
-    assert all(cell in written for table in tables(comparison) for row in table.rows for cell in row)
 
 
 def test_one_seed_has_no_spread(runs: list[Run]) -> None:

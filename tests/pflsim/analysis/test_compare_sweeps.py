@@ -16,11 +16,13 @@ from made_runs import make_run
 
 import pflsim
 from pflsim import cli
-from pflsim.analysis.compare import main, print_comparisons
+from pflsim.analysis.compare import print_comparisons
 from pflsim.commands import sweep as sweeps
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError
+
+pytestmark = pytest.mark.slow
 
 TINY = ["data=digits", "clients=4", "rounds=2", "executor=inline", "sweep.parallel=1", "model.hidden=[4]"]
 ONE = [[(5, 10), (6, 10)]]
@@ -40,14 +42,12 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     return run
 
 
-@pytest.mark.slow
 def test_a_sweep_ends_with_its_table(sweep: Callable[..., str]) -> None:
     said = sweep("method=local,fedavg", "seed=0,1")
     assert said.count("\nLocal  ") == 2 and said.count("\nFedAvg  ") == 3
     assert "Differences to Local" in said
 
 
-@pytest.mark.slow
 def test_a_table_for_each_partition(sweep: Callable[..., str]) -> None:
     said = sweep("method=local,fedavg", "partition=dirichlet", "partition.alpha=0.5,5.0")
     titles = [line for line in said.splitlines() if line.startswith("Test accuracy")]
@@ -56,7 +56,6 @@ def test_a_table_for_each_partition(sweep: Callable[..., str]) -> None:
     assert "partition.alpha" not in said.replace("alpha=0.5,", "")  # not in the labels: it is in the titles
 
 
-@pytest.mark.slow
 def test_one_method_on_several_partitions_is_one_table(sweep: Callable[..., str]) -> None:
     said = sweep("method=local", "partition=dirichlet", "partition.alpha=0.5,5.0")
     assert said.count("Test accuracy on") == 1 and "Differences" not in said
@@ -143,7 +142,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> Said:
 
     def run(*arguments: object) -> tuple[int, str, str]:
         try:
-            status = main([str(argument) for argument in arguments])
+            status = cli.main(["compare", *map(str, arguments)])
         except SystemExit as ended:
             status = int(ended.code or 0)
         return status, *capsys.readouterr()

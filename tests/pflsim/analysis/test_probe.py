@@ -19,6 +19,8 @@ from pflsim.data.shifts import Change, Inversion, LabelPermutation, Shift
 from pflsim.messages import Message
 from pflsim.records.trace import write_trace
 
+pytestmark = pytest.mark.slow
+
 CLIENTS, EXAMPLES = 8, 1000
 EQUAL = {"local": 0.7, "fedavg": 0.7, FINETUNED: 0.7, "ditto": 0.7, "ifca": 0.7}
 

@@ -16,16 +16,18 @@ import numpy as np
 import pytest
 from made_runs import make_run
 
+from pflsim.analysis.charts import axis
 from pflsim.analysis.comparison import compare
 from pflsim.analysis.groups import group_runs
-from pflsim.analysis.report import main
-from pflsim.analysis.report.axes import axis
 from pflsim.analysis.runs import read_run
 from pflsim.analysis.words import about, heading, varying
+from pflsim.cli import main
 from pflsim.records.environment import FORMAT
 from pflsim.records.trace import RoundMatrices, write_matrices
 from pflsim.terminal.identity import identity
 from pflsim.types import Axis, Matrix
+
+pytestmark = pytest.mark.slow
 
 TESTS = 20
 """Test examples of every client."""
@@ -41,7 +43,7 @@ def rights(rng: np.random.Generator, low: int, rounds: int = 4) -> list[list[tup
 def report(*arguments: object) -> str:
     """The page, written beside the first run."""
     out = Path(str(arguments[0])).parent / "page.html"
-    assert main([*map(str, arguments), "--out", str(out)]) == 0
+    assert main(["report", *map(str, arguments), "--out", str(out)]) == 0
     return out.read_text()
 
 
@@ -163,8 +165,8 @@ def test_without_validation_data_the_last_round_is_the_headline(tmp_path: Path) 
 
 def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(tmp_path / "a", [[(1, 10), (9, 10)]])
-    assert main([str(tmp_path / "none")]) == 2
-    assert main([str(tmp_path / "a"), "--out", "nowhere/x.html"]) == 2
+    assert main(["report", str(tmp_path / "none")]) == 2
+    assert main(["report", str(tmp_path / "a"), "--out", "nowhere/x.html"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2 and all(line.startswith("error: ") for line in lines)
 
@@ -291,7 +293,6 @@ def test_what_users_wrote_is_escaped(tmp_path: Path) -> None:
     assert "&lt;b&gt;mine&lt;/b&gt; &amp; &#34;his&#34;" in page and "run &lt;script&gt;" in page
 
 
-@pytest.mark.slow
 def test_pictures_are_in_the_page(tmp_path: Path) -> None:
     columns = {"label": "use", "client": "district", "features": ["age", "urban"]}
     make_run(tmp_path / "a", [[(5, 10), (9, 10)]], parts={"data": columns})
@@ -424,7 +425,6 @@ def test_a_grid_has_a_cell_for_every_setting(grid: str) -> None:
     assert [int(shade) for _, shade, *_ in cells[:4]] == [37, 0, 55, 18]
 
 
-@pytest.mark.slow
 def test_unlike_runs_have_a_section_for_each_set(tmp_path: Path) -> None:
     """Two methods on each of two partitions; one page with two comparisons."""
     for number in range(2):
@@ -439,7 +439,6 @@ def test_unlike_runs_have_a_section_for_each_set(tmp_path: Path) -> None:
     assert "forest study" not in one and 'id="table-1"' not in one
 
 
-@pytest.mark.slow
 def test_a_study_of_tune_has_its_trials_and_the_chosen_values(tmp_path: Path) -> None:
     for number, right in enumerate((4, 7, 6)):
         counts = [[(right, 10)] * 2]
@@ -447,7 +446,7 @@ def test_a_study_of_tune_has_its_trials_and_the_chosen_values(tmp_path: Path) ->
     make_run(tmp_path / "runs" / "fedavg-s1", [[(7, 10)] * 2], val=[[(7, 10)] * 2], seed=1, lr=0.2)
     plan = {"methods": ["fedavg"], "trials": 3, "space": {"fedavg": {"lr": [0.1, 0.2]}}}
     (tmp_path / "tuned.json").write_text(json.dumps({"plan": plan, "chosen": {"fedavg": {"lr": 0.2}}}))
-    assert main([str(tmp_path)]) == 0
+    assert main(["report", str(tmp_path)]) == 0
     page = (tmp_path / "report.html").read_text()
     assert row(page, "FedAvg", 'aria-label="Chosen values"') == [
         "FedAvg",
@@ -460,7 +459,6 @@ def test_a_study_of_tune_has_its_trials_and_the_chosen_values(tmp_path: Path) ->
     assert [bool(ring) for _, ring in dots] == [False, True, False] and dots[1][0] == "lr=0.2"
 
 
-@pytest.mark.slow
 def test_a_grid_of_different_partitions_is_not_ranked(tmp_path: Path) -> None:
     for number in range(8):
         alpha = {"partition": {"alpha": number + 1.0}}

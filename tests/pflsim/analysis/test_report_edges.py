@@ -11,13 +11,15 @@ from made_runs import make_run
 
 from pflsim.analysis.comparison import row
 from pflsim.analysis.groups import group_runs
-from pflsim.analysis.report import main
 from pflsim.analysis.runs import incomplete, read_run
+from pflsim.cli import main
+
+pytestmark = pytest.mark.slow
 
 
 def page(*arguments: object) -> str:
     out = Path(str(arguments[0])).parent / "page.html"
-    assert main([*map(str, arguments), "--out", str(out)]) == 0
+    assert main(["report", *map(str, arguments), "--out", str(out)]) == 0
     return out.read_text()
 
 
@@ -47,7 +49,7 @@ def test_nothing_evaluated_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     (folder / "metrics.jsonl").write_text("".join(lines[:2]))
     (folder / "run.log").write_text("error: the run ended: loss is inf\n")
-    assert main([str(folder)]) == 2
+    assert main(["report", str(folder)]) == 2
     found = capsys.readouterr().err
     assert "no run has an evaluated round" in found and "2 of 3 rounds are done: loss is inf" in found
 
@@ -77,7 +79,7 @@ def test_damaged_runs_are_one_line(
     folder = make_run(tmp_path / "a", [[(3, 10), (4, 10)]] * 3)
     text = (folder / name).read_text()
     (folder / name).write_text(change(text))
-    assert main([str(folder)]) == 2
+    assert main(["report", str(folder)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ") and name in line
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,12 @@ ERRORS = {"clear": 0.06, "only": 0.46, "not": 0.46}
 
 
 def family(
-    differences: Mapping[str, tuple[float, str]], pairs: int = 30, seeds: int = 3, local: str = "local"
+    differences: Mapping[str, tuple[float, str]],
+    pairs: int = 30,
+    seeds: int = 3,
+    local: str = "local",
+    metric: str = "accuracy",
+    higher: bool = True,
 ) -> Family:
     """The differences to a reference by name: the mean, and "clear", "only" (on these clients) or "not"."""
     found = []
@@ -25,22 +32,22 @@ def family(
         test = test and replace(test, p_holm=test.p)
         group = Group(name, name, {}, ())
         found.append(Difference(group, pairs, mean, (mean,) * seeds, low, high, 20, 0, 10, p, p, test))
-    return Family(Group(local, local, {}, ()), tuple(found))
+    run: Any = SimpleNamespace(primary=metric, higher=higher)
+    return Family(Group(local, local, {}, (run,)), tuple(found))
 
 
 def said(
     differences: Mapping[str, tuple[float, str]],
     base: float = 0.7,
     tied: Sequence[str] = ("a",),
-    metric: str = "accuracy",
     higher: bool = True,
     local: str = "local",
     lead: str = "",
-    **settings: int,
+    **settings: Any,
 ) -> str:
     means = {name: base + mean for name, (mean, _) in differences.items()} | {local: base}
     ordered = dict(sorted(means.items(), key=lambda item: -item[1] if higher else item[1]))
-    return " ".join(sentences(ordered, family(differences, local=local, **settings), tied, metric, higher, lead=lead))
+    return " ".join(sentences(ordered, family(differences, local=local, higher=higher, **settings), tied, lead=lead))
 
 
 def test_one_is_clear() -> None:
@@ -87,7 +94,7 @@ def test_the_best_of_several_is_a_choice_on_test_data(
 def test_settings_of_one_method() -> None:
     found = family({"a": (0.1, "not")})
     alike = replace(found, reference=replace(found.reference, method="a"))
-    assert sentences({"a": 0.8, "local": 0.7}, alike, ("a",), "accuracy", True)[0].startswith("No setting is")
+    assert sentences({"a": 0.8, "local": 0.7}, alike, ("a",))[0].startswith("No setting is")
 
 
 def test_what_cannot_be_told_apart_from_the_best() -> None:
@@ -133,7 +140,7 @@ def test_a_correction_that_few_clients_cannot_pass(pairs: int, tests: int, least
 
 def test_unlike_runs_are_not_compared() -> None:
     differences = {"a": (0.1, "clear")}
-    found = sentences({"a": 0.8, "local": 0.7}, family(differences), ("a",), "accuracy", True, ["the seeds differ"])
+    found = sentences({"a": 0.8, "local": 0.7}, family(differences), ("a",), ["the seeds differ"])
     assert found == ["These runs cannot be compared: the seeds differ."]
 
 
@@ -184,13 +191,13 @@ def test_an_auroc_has_no_points() -> None:
 
 
 def test_nothing_is_said_without_differences() -> None:
-    assert sentences({"a": 0.8}, Family(Group("a", "a", {}, ())), (), "accuracy", True) == []
+    assert sentences({"a": 0.8}, Family(Group("a", "a", {}, ())), ()) == []
 
 
 def test_clear_winners_are_counted_in_each_benchmark() -> None:
     one = family({"a": (0.1, "clear"), "b": (-0.1, "clear"), "c": (0.1, "only")})
-    error = family({"a": (-0.1, "clear"), "b": (-0.2, "clear"), "c": (0.1, "clear")})
-    said = winners([("iid", one, True), ("dirichlet", error, False), ("rotation", family({"a": (0.1, "not")}), True)])
+    error = family({"a": (-0.1, "clear"), "b": (-0.2, "clear"), "c": (0.1, "clear")}, higher=False)
+    said = winners({"iid": one, "dirichlet": error, "rotation": family({"a": (0.1, "not")})})
     for counted in ("1 of 3 methods with iid", "2 of 3 methods with dirichlet", "none of 1 method with rotation"):
         assert counted in said
 
@@ -198,11 +205,11 @@ def test_clear_winners_are_counted_in_each_benchmark() -> None:
 def test_several_benchmarks_have_no_ranks() -> None:
     one = family({"a": (0.1, "clear"), "b": (0.1, "clear"), "c": (0.1, "clear"), "d": (0.1, "only")})
     two = family({"a": (0.1, "clear"), "b": (0.1, "not"), "c": (-0.1, "clear"), "d": (0.2, "not")})
-    error = family({"a": (-0.1, "clear")})
-    lead, some, both, only = over_benchmarks([(one, True), (two, True)]).split("; ")
+    error = {higher: family({"a": (-0.1, "clear")}, higher=higher) for higher in (True, False)}
+    lead, some, both, only = over_benchmarks([one, two]).split("; ")
     assert lead.startswith("a is clearly better than local") and "all benchmarks" in lead
     assert some.endswith("none: b") and both.endswith("others: c") and only.endswith("on these clients only: d.")
-    assert over_benchmarks([(family({"a": (0.1, "not")}), True)] * 2).endswith("not clear in any: a.")
-    assert over_benchmarks([(one, True), (error, False)]).startswith("a is clearly better")
-    said = over_benchmarks([(two, True), (error, True)])
+    assert over_benchmarks([family({"a": (0.1, "not")})] * 2).endswith("not clear in any: a.")
+    assert over_benchmarks([one, error[False]]).startswith("a is clearly better")
+    said = over_benchmarks([two, error[True]])
     assert said.startswith("No method is clearly better") and "worse in some, clearly better in none: c;" in said

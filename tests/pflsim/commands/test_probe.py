@@ -14,10 +14,12 @@ from made_runs import make_run
 from pflsim import cli
 from pflsim.analysis.probe import FINETUNED, Answer
 from pflsim.commands import probe
-from pflsim.config.compose import CONFIGS
+from pflsim.config.compose import CONFIGS, parse
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import SettingsError
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(("seconds", "rounds"), [(float("inf"), 20), (112, 20), (62, 10), (0.1, 0)])
@@ -65,12 +67,12 @@ def test_errors(
 )  # fmt: skip
 def test_test_rows_are_drawn_at_random(words: str, more: list[str] | None, tmp_path: Path) -> None:
     """Those with the label shares of training rows, the default, favour personal models by themselves."""
-    asked = probe.Probe(tmp_path, words.split(), [CONFIGS])
+    asked = probe.Probe(tmp_path, parse(words.split()), [CONFIGS])
     if more is None:
         with pytest.raises(SettingsError, match="split=merged"):
             asked.drawn_at_random()
     else:
-        assert asked.drawn_at_random().words == [*words.split(), *more]
+        assert asked.drawn_at_random().words() == [*words.split(), *more]
 
 
 def test_files_are_not_mixed_with_those_of_another_probe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,7 +127,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
                 yield number, ""
 
         monkeypatch.setattr(probe, "side_by_side", runs)
-        options = {"settings": ["data=digits", *words], "seeds": 2, "minutes": minutes, "config_dir": []}
+        options = {"settings": parse(["data=digits", *words]), "seeds": 2, "minutes": minutes, "config_dir": []}
         return probe.run_probe(tmp_path / "probe", options)
 
     return run

@@ -17,13 +17,15 @@ from support import refusing
 from pflsim import cli
 from pflsim.analysis.words import edges_of
 from pflsim.commands import tune
-from pflsim.commands.overrides import overrides_of
+from pflsim.commands.overrides import values_of
 from pflsim.commands.tune_study import JOURNAL, STUDY, Method, methods_of
-from pflsim.config.compose import CONFIGS, composing
+from pflsim.config.compose import CONFIGS, parse
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
 from pflsim.terminal.sweep_table import SweepTable
+
+pytestmark = pytest.mark.slow
 
 WORDS = ("method=fedprox,local", "clients=4")
 SHORT = (*WORDS, "--trials", "4", "--seeds", "1")
@@ -98,8 +100,7 @@ def points(folder: str) -> dict[str, list[Mapping[str, Any]]]:
 
 def found(*words: str) -> list[Method]:
     """The methods with their spaces."""
-    with composing([CONFIGS]):
-        return methods_of(words, [CONFIGS])
+    return methods_of(parse(words), [CONFIGS])
 
 
 WRONG = """
@@ -117,6 +118,7 @@ search.seed=[1,2] search.seed
 search.data.root=[a,b] search.data.root
 search.ditto.lam=[0.1,1] ditto.lam
 lr=0.1,0.2 search.
+method=[fedavg,ditto] no method
 run_dir=x --into
 split.validation=0 split.validation
 ray_address=auto executor=ray
@@ -136,8 +138,8 @@ def test_an_error_in_the_block_of_a_method_names_the_method(block: str, tmp_path
     text = (CONFIGS / "method" / "fedprox.yaml").read_text().partition("search:")[0]
     (tmp_path / "method" / "mine.yaml").write_text(f"{text}search: {block}\n")
     folders = [CONFIGS, tmp_path]
-    with composing(folders), pytest.raises(SettingsError, match=r"search.* of mine: "):
-        methods_of(["method=mine"], folders)
+    with pytest.raises(SettingsError, match=r"search.* of mine: "):
+        methods_of({"method": "mine"}, folders)
 
 
 @pytest.mark.parametrize(
@@ -145,8 +147,7 @@ def test_an_error_in_the_block_of_a_method_names_the_method(block: str, tmp_path
 )
 def test_the_first_trial_is_in_the_space(space: str, expected: float) -> None:
     (method,) = found("method=local", f"search.lr={space}")
-    with composing([CONFIGS]):
-        assert method.first_point() == {"lr": expected}
+    assert method.first_point() == {"lr": expected}
 
 
 def test_spaces_of_the_methods_and_of_the_command_line() -> None:
@@ -162,17 +163,15 @@ def test_spaces_of_the_methods_and_of_the_command_line() -> None:
 @pytest.mark.parametrize("python", [False, True])
 def test_the_space_of_a_class_of_ones_own(python: bool, mine: Path) -> None:
     name, space = "mine.body_prox.BodyProx", {"low": 0.1, "high": 2.0, "log": True}
-    words = [f"method={name},local", f"search.{name}.mu={{low:0.1,high:2.0,log:true}}", "search.lr=null"]
+    given = parse([f"method={name},local", f"search.{name}.mu={{low:0.1,high:2.0,log:true}}", "search.lr=null"])
     if python:
         kinds = [importlib.import_module("mine.body_prox").BodyProx, "local"]
-        words = overrides_of({"method": kinds, "search": {f"{name}.mu": space, "lr": None}}, sweep=True)
-    own, local = found(*words)
+        given = values_of({"method": kinds, "search": {f"{name}.mu": space, "lr": None}}, sweep=True)
+    own, local = methods_of(given, [CONFIGS])
     assert (own.name, own.space, local.space) == (name, {"method.mu": space}, {})
-    with composing([CONFIGS]):
-        assert own.first_point() == {"method.mu": 0.1} and own.settings({"method.mu": 2.0}).method["mu"] == 2.0
+    assert own.first_point() == {"method.mu": 0.1} and own.settings({"method.mu": 2.0}).method["mu"] == 2.0
 
 
-@pytest.mark.slow
 def test_every_method_has_a_space_that_its_settings_accept() -> None:
     names = ",".join(sorted(file.stem for file in (CONFIGS / "method").glob("*.yaml")))
     spaces = {method.name: set(method.space) for method in found(f"method={names}")}
@@ -196,7 +195,6 @@ def test_suggestions_are_in_the_space(study: Callable[..., int]) -> None:
     assert sum(distances[11:]) / 7 < sum(distances[:11]) / 11  # it maximises
 
 
-@pytest.mark.slow
 def test_every_suggestion_has_a_seed_of_its_own(study: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
     sampler, seeds = optuna.samplers.TPESampler, list[int]()
 
@@ -248,7 +246,6 @@ def test_equal_budgets_and_the_choice_by_validation(study: Callable[..., int]) -
     assert {run.seed for run in ran if "trials" in str(run.run_dir)} == {4}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("at_once", [1, 3])
 def test_a_study_that_is_stopped_has_the_same_number_of_trials_and_no_point_twice(
     at_once: int, study: Callable[..., int]
@@ -267,7 +264,6 @@ def test_a_study_that_is_stopped_has_the_same_number_of_trials_and_no_point_twic
         assert points("stopped") == points("straight")
 
 
-@pytest.mark.slow
 def test_the_end_of_the_journal_may_be_missing(study: Callable[..., int]) -> None:
     """A process was killed while it wrote, or the disk was full."""
     assert study("straight", fake()) == 0 and study("cut", fake(stop_after=3)) == 130
@@ -278,7 +274,6 @@ def test_the_end_of_the_journal_may_be_missing(study: Callable[..., int]) -> Non
     assert points("cut") == points("straight")
 
 
-@pytest.mark.slow
 def test_a_finished_study_runs_nothing_again(study: Callable[..., int]) -> None:
     assert study("study", fake()) == 0
     page, ran = Path("study/tuned.md").read_text(), list[Settings]()
@@ -301,7 +296,6 @@ def test_failed_trials_count_and_are_not_chosen(study: Callable[..., int], capsy
     assert study("study", fake(lambda settings: 999)) == 1 and trials("study") == before  # they stay failed
 
 
-@pytest.mark.slow
 def test_another_command_is_refused(study: Callable[..., int], refused: Callable[..., str]) -> None:
     assert study("study", fake(stop_after=0), *SHORT) == 130
     assert study("study", fake(stop_after=0), *SHORT, "sweep.parallel=3", "progress=none") == 130
@@ -331,7 +325,6 @@ def test_the_tables(study: Callable[..., int], capsys: pytest.CaptureFixture[str
     assert page.count("| Local") == 2  # tuned, and compared
 
 
-@pytest.mark.slow
 def test_runs_of_the_chosen_values_may_be_longer(study: Callable[..., int]) -> None:
     ran = list[Settings]()
     words = (*WORDS, "rounds=4", "search.fedprox.mu=null", "search.lr=[0.1,0.02]", "--rounds", "9")
@@ -368,9 +361,8 @@ def test_crashed_runs_are_no_failed_trials(monkeypatch: pytest.MonkeyPatch) -> N
             yield Ended(number)
 
     monkeypatch.setattr(tune, "in_processes", processes)
-    with composing([CONFIGS]):
-        method = Method("local", ("method=local",), [CONFIGS])
-        runs = [method.settings({"run_dir": f"run-{number}"}) for number in range(4)]
+    method = Method("local", {"method": "local"}, [CONFIGS])
+    runs = [method.settings({"run_dir": f"run-{number}"}) for number in range(4)]
     table = SweepTable(["trial"] * 4, False)
     with pytest.raises(RunError, match="run-1.*killed"):
         list(tune.side_by_side(runs, 1, table))

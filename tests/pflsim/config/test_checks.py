@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pflsim.config.checks import check, check_sweep, settings_from
+from pflsim.config.checks import check, check_sweep, settings_from, varying_keys
 from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
 
@@ -124,8 +124,9 @@ def test_choices_are_accepted_and_nothing_else(key: str) -> None:
 
 
 def test_runs_of_a_sweep_do_not_share_a_folder() -> None:
-    jobs = [["x=1", "+method.mu=0", "seed=0"], ["x=1", "+method.mu=1", "seed=0"], ["x=1", "+method.mu=1", "seed=1"]]
-    assert check_sweep([settings_with()] * 3, jobs) == ["method.mu", "seed"]
+    jobs = [{"x": [1], "method.mu": mu, "seed": seed} for mu, seed in ((0, 0), (1, 0), (1, 1))]
+    assert varying_keys(jobs) == ["method.mu", "seed"]
+    check_sweep([settings_with()] * 3, jobs)
     check_sweep([settings_with(run_dir=name) for name in "abc"], jobs)
     with pytest.raises(SettingsError, match=r"run_dir=a is .*run_dir='a/\$\{method.mu\}-\$\{seed\}'"):
         check_sweep([settings_with(run_dir="a"), settings_with(), settings_with(run_dir="a")], jobs)

@@ -6,10 +6,11 @@ from typing import Any, get_args
 import pytest
 import yaml
 from annotated_types import Ge, Gt
+from support import refusing
 
 from pflsim.config.components import COMPONENTS, MISSING, check_component, settings_of, targets_of
 from pflsim.config.compose import CONFIGS
-from pflsim.config.validate import Bounds, Chance, Positive, Widths, checked, stable_penalty
+from pflsim.config.validate import Chance, Positive, Widths, bounded, checked, stable_penalty
 from pflsim.errors import SettingsError
 
 
@@ -41,14 +42,12 @@ def test_what_is_off_is_never_refused() -> None:
 
 
 def test_bounds() -> None:
-    positive = Bounds(above=0)
-    assert positive("a", 0.5) == 0.5 and Bounds(1)("a", 1) == 1
-    for bounds, value in ((positive, 0.0), (Bounds(1), 0), (Bounds(most=2), 3), (Bounds(), math.inf)):
-        with pytest.raises(SettingsError, match=f"method.a={value}: expected"):
-            bounds("method.a", value)
-    for value in (math.nan, math.inf, -math.inf):
-        with pytest.raises(SettingsError, match="method.a="):
-            positive("method.a", value)
+    assert bounded("a", 0.5, 0) == 0.5 and bounded("a", 2, 1, 2) == 2
+    for value in (0, 3, math.nan, math.inf, -math.inf):
+        with refusing(f"method.a={value}: expected", ">= 1", "<= 2"):
+            bounded("method.a", value, 1, 2)
+    with refusing("a=inf", ">= 0"):
+        bounded("a", math.inf, 0)
     for kind, value, least in ((Widths, [3, 0], "1 in item 1"), (Positive, 0.0, "0"), (Chance, -0.1, "0")):
         with pytest.raises(SettingsError, match=f"expected a number greater than (or equal to )?{least}$"):
             checked("method.a", kind, value)

@@ -64,6 +64,7 @@ def test_the_number_of_clients_of_each_domain_and_settings_of_a_source() -> None
     assert dataset.mean is None and [name.partition("-")[0] for name in partition.names] == ["dark"] + ["digits"] * 4
 
 
+@pytest.mark.slow
 def test_a_run_shows_the_mean_of_each_domain(capsys: pytest.CaptureFixture[str]) -> None:
     words = [*GREY, "data=domains", "clients=4", "method=local", "rounds=1", "partition=iid", "model=mlp"]
     assert main([*words, "executor=inline", "run_dir=run"]) == 0

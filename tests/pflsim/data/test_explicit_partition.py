@@ -15,7 +15,6 @@ from support import refusing, settings_of
 
 from pflsim import cli
 from pflsim.commands import overrides
-from pflsim.commands.overrides import overrides_of
 from pflsim.config.settings import Settings
 from pflsim.data import partitions, splits
 from pflsim.data.content import partition_hash
@@ -137,7 +136,7 @@ def test_clients_have_the_names_of_the_data(tmp_path: Path) -> None:
     assert data.client_names == ("Eve", "ann", "bob", "zoe")
     assert data.clients[:4].tolist() == [3, 3, 1, 1]
     one = {"_target_": "pflsim.data.partitions.by_client", "ids_per_client": 1}
-    chosen = overrides.overrides_of({"data": data})[0].partition("=")[2]
+    chosen = overrides.values_of({"data": data})["data"]
     for node, clients, names in (
         (one, 4, ("Eve", "ann", "bob", "zoe")),
         ({"_target_": one["_target_"]}, 2, ()),
@@ -218,7 +217,7 @@ def test_command_partition_is_the_partition_of_a_run(
     assert json.loads(Path("partition/partition.json").read_text())["hash"] == record["hash"]
     assert "list of 4" in refused(*again, "clients=3", "into=other")
     rows = {key: record[key] for key in ("train", "test", "numbering")}
-    assert settings_of(*overrides_of({"data": "digits", "partition": rows})).clients == 4
+    assert settings_of(data="digits", partition=rows).clients == 4
 
 
 def test_own_rules_that_fail_or_draw_from_a_global_generator() -> None:

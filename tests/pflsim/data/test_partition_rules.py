@@ -292,17 +292,14 @@ def test_settings_that_are_refused(line: str) -> None:
         ("listed_classes", 2, {"held": [[0], []]}, r"client 1 .*\[\]"),
         ("listed_classes", 2, {"held": [[0, 10], [1]]}, r"client 0 .*\[0, 10\]"),
         ("by_client", 3, {}, "data=femnist"),
+        ("by_client", 24, {"client_ids": np.arange(600) % 23}, "at most 23"),
+        ("by_client", 12, {"client_ids": np.arange(600) % 23, "ids_per_client": 2}, "at most 11"),
     ],
 )
 def test_what_cannot_be_done_is_said(rule, clients, options, says):
+    own = {name: value for name, value in options.items() if name != "client_ids"}
     with pytest.raises(SettingsError, match=says):
-        getattr(partitions, rule)(even_labels(), 10, clients, rng(), None, **options)
-
-
-@pytest.mark.parametrize(("clients", "each", "says"), [(24, None, "at most 23"), (12, 2, "at most 11")])
-def test_by_client_needs_enough_clients(clients, each, says):
-    with pytest.raises(SettingsError, match=says):
-        partitions.by_client(even_labels(), 10, clients, rng(), np.arange(600) % 23, ids_per_client=each)
+        getattr(partitions, rule)(even_labels(), 10, clients, rng(), options.get("client_ids"), **own)
 
 
 def test_classes_without_examples_are_passed_over():
@@ -323,3 +320,24 @@ def test_apportion_is_within_one_of_the_quota_and_never_beyond_the_weight(weight
     for part, weight in zip(parts.tolist(), weights, strict=True):
         assert part <= weight
         assert whole == 0 or abs(part * whole - weight * total) < whole
+
+
+@pytest.mark.parametrize("alpha", [0.001, 0.1, 10.0])
+def test_sizes_of_dirichlet_by_client_are_those_of_the_paper(alpha):
+    labels = even_labels(each=6000)
+    sizes = table(labels, partitions.dirichlet_by_client(labels, 10, 100, rng(), None, alpha=alpha)).sum(axis=1)
+    assert sizes.tolist() == [120] * 10 + [300] * 30 + [600] * 30 + [900] * 20 + [1200] * 10
+
+
+def test_dirichlet_by_client_uses_everything_and_its_skew_falls_with_alpha():
+    labels, largest = even_labels(each=600), []
+    for alpha in (1e-4, 0.1, 1.0, 100.0):
+        every = {"alpha": alpha, "used": 1.0, "balanced": True}
+        counts = table(labels, partitions.dirichlet_by_client(labels, 10, 100, rng(), None, **every))
+        assert (counts.sum(axis=0) == 600).all() and (counts.sum(axis=1) == 60).all()
+        largest.append((counts.max(axis=1) / counts.sum(axis=1)).mean())
+    assert largest == sorted(largest, reverse=True) and largest[0] > 0.9 and largest[-1] < 0.3
+    few = np.repeat([0, 3, 7], 50)
+    for clients in (1, 2, 3, 7):
+        found = table(few, partitions.dirichlet_by_client(few, 10, clients, rng(), None, used=1.0))
+        assert (found.sum(axis=1) > 0).all() and found.sum() == 150

@@ -23,6 +23,7 @@ from pflsim.data.federate import load_federation
 from pflsim.data.sources.table import load
 from pflsim.errors import SettingsError
 
+WORDS = ("data=table", "data.path=t.csv", "data.label=y", "data.client=site")
 VISITS = Path(__file__).resolve().parents[3] / "examples" / "visits.csv"
 N = 60
 rng = np.random.default_rng(0)
@@ -97,9 +98,8 @@ def test_a_word_for_missing_among_names_is_asked_about(key: str, word: str) -> N
     with pytest.raises(SettingsError, match=rf"15 cells {re.escape(word)}.*data\.missing=\[") as error:
         read(frame, **group)
     remedy = shlex.split(str(error.value).partition(f"{word}: ")[2].partition(" leaves")[0])
-    words = ["data=table", "data.path=t.csv", "data.label=y", *(["data.group=g"] if group else []), *remedy]
-    words += [] if key == "label" else ["data.client=site"]
-    assert len(load_federation(settings_of(*words, "clients=3", "partition=iid"))[0].y) == N * 3 // 4
+    words = [*WORDS, *(["data.group=g"] if group else []), *remedy]
+    assert len(load_federation(settings_of(*words))[0].y) == N * 3 // 4
     assert len(read(frame, **group, missing=[word.lower()]).y) == N * 3 // 4
     assert len(read(frame, **group, missing=[]).y) == N
 
@@ -217,11 +217,10 @@ def test_numbers_of_half_of_europe() -> None:
 def test_the_remedy_for_a_column_can_be_pasted() -> None:
     frame = BASE.assign(**{name: [f"t{n}" for n in range(N)] for name in ("2019", "a=b", "it's", "Größe: cm", "null")})
     frame.to_csv("t.csv", index=False)
-    words = ["data=table", "data.path=t.csv", "data.label=y", "data.client=site"]
     with pytest.raises(SettingsError) as caught:
-        load_federation(settings_of(*words))
+        load_federation(settings_of(*WORDS))
     command = re.search(r"Leave them out with (.*), mend them", str(caught.value))
-    assert command and load_federation(settings_of(*words, *shlex.split(command[1])))
+    assert command and load_federation(settings_of(*WORDS, *shlex.split(command[1])))
 
 
 def test_a_column_of_lists_is_named_and_can_be_left_out() -> None:
@@ -238,10 +237,9 @@ def test_a_column_of_lists_is_named_and_can_be_left_out() -> None:
 def test_new_classes_alone_in_the_test_part_are_refused_unless_the_parts_are_joined() -> None:
     BASE.assign(y="a").to_csv("t.csv", index=False)
     BASE.assign(y="b").to_csv("test.csv", index=False)
-    words = ["data=table", "data.path=t.csv", "data.test=test.csv", "data.label=y", "data.client=site"]
     with pytest.raises(SettingsError, match=r"test part \(b\), but a"):
-        load_federation(settings_of(*words))
-    assert len(load_federation(settings_of(*words, "split=merged"))[1].test) == 3
+        load_federation(settings_of(*WORDS, "data.test=test.csv"))
+    assert len(load_federation(settings_of(*WORDS, "data.test=test.csv", "split=merged"))[1].test) == 3
 
 
 def test_what_only_test_rows_have_is_named() -> None:
@@ -335,14 +333,16 @@ def test_names_of_clients_and_labels_that_differ_in_case_only() -> None:
     ("cells", "values", "classes"),
     [
         (["0", "2", "5"], tuple(range(6)), 6), (["7", "07", "7"], ("07", "7"), 2),
-        (["True", "False", ""], (False, True), 2),
+        (["True", "False", ""], (False, True), 2), (["5", "3", "9"], (3, 5, 9), 3), (["1.0", "0.0", ""], (0, 1), 2),
+        (["0.5", "2.0", "3.0"], None, 1),
         (["b", "a", "c"], ("a", "b", "c"), 3), (["10", "9", "x"], ("10", "9", "x"), 3), (["3", "NA", "4"], (3, 4), 2),
         ([f"{10**19}", f"{10**19 + 1}", f"{10**19}"], (f"{10**19}", f"{10**19 + 1}"), 2),
     ],
 )  # fmt: skip
-def test_labels_are_as_written(cells: list[str], values: tuple[Any, ...], classes: int) -> None:
+def test_labels_are_as_written(cells: list[str], values: tuple[Any, ...] | None, classes: int) -> None:
     data = read(BASE.assign(y=cells * (N // 3)))
     assert (data.values, data.num_classes) == (values, classes)
+    assert data.y.dtype == (np.float32 if values is None else np.int64)
 
 
 @pytest.mark.parametrize(
@@ -354,7 +354,7 @@ def test_labels_are_as_written(cells: list[str], values: tuple[Any, ...], classe
 )  # fmt: skip
 def test_plain_tables_have_the_partition_of_earlier_versions(name: str, expected: str) -> None:
     """Hashes of commit 7eb01b5, by its reader."""
-    words = ["data=table", f"data.path={name}.csv", "data.label=target", "method=fedavg", "model=linear", "seed=3"]
+    words = ["data=table", f"data.path={name}.csv", "method=fedavg", "model=linear", "seed=3"]
     words += ["data.min_examples=2", "split.stratify=true"]
     if name == "visits":
         pd.read_csv(VISITS).to_csv("visits.csv", index=False)
@@ -362,8 +362,7 @@ def test_plain_tables_have_the_partition_of_earlier_versions(name: str, expected
     else:
         frame = getattr(datasets, f"load_{name}")(as_frame=True).frame
         frame.rename(columns=lambda c: re.sub("[()]", "", c.replace(" ", "_"))).to_csv(f"{name}.csv", index=False)
-        words += ["partition=iid", "clients=4"]
-    words = [word for word in words if word != "data.label=target" or name != "visits"]
+        words += ["data.label=target", "partition=iid", "clients=4"]
     assert partition_hash(*load_federation(settings_of(*words))).startswith(expected)
 
 
@@ -381,8 +380,7 @@ def grouped(per_site: bool) -> tuple[Dataset, Any]:
     """Rows of 20 patients; without `per_site`, patients are seen at several sites."""
     patients = np.arange(N) % 3 * 10 + rng.integers(0, 7, N) if per_site else rng.integers(0, 20, N)
     read(BASE.assign(patient=[f"p{i}" for i in patients]))
-    words = ["data=table", "data.path=t.csv", "data.label=y", "data.client=site", "split.validation=0.2"]
-    dataset, partition = load_federation(settings_of(*words, "data.group=patient"))
+    dataset, partition = load_federation(settings_of(*WORDS, "split.validation=0.2", "data.group=patient"))
     assert partition_hash(dataset, partition) != partition_hash(replace(dataset, groups=None), partition)
     return dataset, partition
 
@@ -401,17 +399,15 @@ def test_rows_of_a_group_stay_on_one_side(per_site: bool) -> None:
 
 def test_the_card_is_of_the_task() -> None:
     read(BASE.assign(y=[10, 20, 30] * (N // 3)))
-    words = ["data=table", "data.path=t.csv", "data.label=y", "data.client=site"]
     for more, label in (([], "3 classes: 10 20, 20 20, 30 20"), (["task=regression"], "10 to 30, mean 20")):
-        assert dict(load_federation(settings_of(*words, *more))[0].card.lines)["label (y)"] == label
+        assert dict(load_federation(settings_of(*WORDS, *more))[0].card.lines)["label (y)"] == label
 
 
 @pytest.mark.parametrize("words", [["split=counts"], ["split.stratify=true"], ["split=official"]])
 def test_other_divisions_cannot_keep_groups_together(words: list[str]) -> None:
     read(BASE.assign(patient=np.arange(N) // 4))
-    given = ["data=table", "data.path=t.csv", "data.label=y", "data.client=site", "data.group=patient"]
     with pytest.raises(SettingsError, match=r"data\.group"):
-        load_federation(settings_of(*given, *words))
+        load_federation(settings_of(*WORDS, "data.group=patient", *words))
 
 
 def test_rows_keep_the_numbers_of_the_file() -> None:
@@ -419,31 +415,30 @@ def test_rows_keep_the_numbers_of_the_file() -> None:
     frame.loc[[0, 7], "y"] = ""
     frame.loc[3, "site"] = ""
     frame.to_csv("t.csv", index=False)
-    words = ["data=table", "data.path=t.csv", "data.label=y", "data.client=site"]
-    dataset, partition = pflsim_partition(words, "first")
+    dataset, partition = pflsim_partition([], "first")
     saved = json.loads(Path("first/partition.json").read_text())
     rows = sorted(row for part in ("train", "val", "test") for client in saved[part] for row in client)
     assert rows == [row for row in range(N) if row not in (0, 3, 7)] and saved["numbering"] == "file"
     for client, own in enumerate(saved["train"]):
         assert {*frame["site"][own]} == {partition.names[client]}
     explicit = ["partition=explicit", "partition.path=first/partition.json", "clients=3"]
-    again = pflsim_partition([*words, *explicit], "again")
+    again = pflsim_partition(explicit, "again")
     assert partition_hash(*again) == saved["hash"]
     older = {**saved, "numbering": "all", "train": [p.tolist() for p in partition.train],
              "val": [p.tolist() for p in partition.val], "test": [p.tolist() for p in partition.test]}  # fmt: skip
     Path("old.json").write_text(json.dumps(older))
-    again = pflsim_partition([*words, "partition=explicit", "partition.path=old.json", "clients=3"], "older")
+    again = pflsim_partition(["partition=explicit", "partition.path=old.json", "clients=3"], "older")
     assert partition_hash(*again) == saved["hash"]
     with pytest.raises(SettingsError, match="row 3 "):
         Path("gone.json").write_text(json.dumps({"numbering": "file", "train": [[1], [2], [3]]}))
-        pflsim_partition([*words, "partition=explicit", "partition.path=gone.json", "clients=3"], "gone")
+        pflsim_partition(["partition=explicit", "partition.path=gone.json", "clients=3"], "gone")
 
 
 def pflsim_partition(words: list[str], folder: str) -> tuple[Dataset, Any]:
     """The data set and the partition that are written to a folder."""
     from pflsim.data.record import write_federation
 
-    return write_federation(settings_of(*words), Path(folder))
+    return write_federation(settings_of(*WORDS, *words), Path(folder))
 
 
 def test_the_card_has_what_the_user_knows(capsys: pytest.CaptureFixture[str]) -> None:
@@ -456,7 +451,7 @@ def test_the_card_has_what_the_user_knows(capsys: pytest.CaptureFixture[str]) ->
     assert card["numbers"] == "1: a" and card["categories"] == "1: c 2" and card["not used"] == "b, rows"
     assert len(str(table.card()).splitlines()) <= 12
     frame.to_csv("t.csv", index=False)
-    pflsim_partition(["data=table", "data.path=t.csv", "data.label=y", "data.client=site"], "made")
+    pflsim_partition([], "made")
     assert "clients (site)" in capsys.readouterr().out
     assert json.loads(Path("made/data_card.json").read_text())["card"]["clients (site)"].startswith("3")
 

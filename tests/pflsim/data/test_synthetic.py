@@ -59,6 +59,7 @@ def test_a_client_is_a_function_of_the_seed_and_its_number() -> None:
     assert not np.array_equal(few.x[:9], load(clients=3, seed=1).x[:9])
 
 
+@pytest.mark.slow
 def test_a_run_has_as_many_natural_clients_as_clients() -> None:
     chosen = ["data=synthetic", "clients=7", "model=tabular_mlp", "method=fedavg", "partition=by_client"]
     run = prepared(*chosen, "split.test_by=clients")
@@ -76,6 +77,7 @@ def test_wrong_settings_are_refused(wrong: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize("words", ["", "partition=iid split.test_by=clients", "partition=by_client"])
+@pytest.mark.slow
 def test_clients_that_mix_models_are_refused(words: str) -> None:
     with pytest.raises(SettingsError, match=r"split\.test_by=clients"):
         check(settings_of("data=synthetic", "model=tabular_mlp", *words.split()))

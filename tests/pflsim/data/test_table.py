@@ -81,6 +81,7 @@ def test_inputs_are_those_of_the_training_rows(fit: str) -> None:
     assert dataset.y.tolist() == (frame["readmitted"] == "yes").astype(int).tolist()
 
 
+@pytest.mark.slow
 def test_a_client_with_a_number_for_a_name_is_found_by_it() -> None:
     frame = visits()
     frame["hospital"] = frame["hospital"].map({name: i + 1 for i, name in enumerate(sorted({*frame["hospital"]}))})
@@ -114,6 +115,7 @@ def test_the_order_of_rows_changes_nothing_but_their_numbers() -> None:
 COUNTS = ("split.train=9", "split.test=9")
 
 
+@pytest.mark.slow
 def test_what_is_given_stays() -> None:
     _, _, settings = federation(*OF_CLIENTS, "model=linear", "partition=iid", "split=counts", "clients=4", *COUNTS)
     assert (settings.clients, settings.model["hidden"], settings.split["train"]) == (4, [], 9)
@@ -134,24 +136,6 @@ def test_rows_without_a_label_and_small_clients_are_left_out_and_named() -> None
     notes = " ".join(dataset.notes)
     assert "2 rows without a label" in notes and "1 rows without a client" in notes and "Tiny (3)" in notes
     assert "Tiny" in federation(*OF_CLIENTS, "data.min_examples=3")[1].names
-
-
-@pytest.mark.parametrize(
-    ("values", "y"),
-    [
-        ([5, 3, 5, 9], [1, 0, 1, 2]),
-        ([3, None, 5, 9], [0, 1, 2]),
-        ([True, False, True, True], [1, 0, 1, 1]),
-        ([0.0, 1.0, 1.0, 0.0], [0, 1, 1, 0]),
-        (["b", "a", None, "b"], [1, 0, 1]),
-        ([0.5, 2.0, 3.0, 1.0], [[0.5], [2.0], [3.0], [1.0]]),
-    ],
-)
-def test_targets(values: list[Any], y: list[Any]) -> None:
-    from pflsim.data.sources.table import load
-
-    data = load(**pflsim.Table(pd.DataFrame({"x": [1.0, 2.0, 3.0, 4.0], "y": values}), label="y").settings())
-    assert data.y.tolist() == y and data.y.dtype == (np.float32 if isinstance(y[0], list) else np.int64)
 
 
 def test_two_tables_are_joined_by_the_names_of_columns() -> None:
@@ -181,6 +165,7 @@ def test_numbers_that_are_categories_and_chosen_features() -> None:
         federation("data.label=n", f"data.path={components.keep_object('t', frame)}", "partition=iid")
 
 
+@pytest.mark.slow
 def test_a_run_of_a_frame_and_its_model(here: Path) -> None:
     frame = visits()
     run = pflsim.run(data=table(frame, name="visits"), run_dir="run", **SMALL)

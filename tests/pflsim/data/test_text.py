@@ -113,6 +113,7 @@ def test_the_length_covers_95_percent_of_the_texts(
     assert bool(data.notes) == bool(cut) and cut in " ".join(data.notes)
 
 
+@pytest.mark.slow
 def test_a_run_and_its_model_encode_new_texts() -> None:
     assert main(["data=text", "data.path=notes.csv", "data.client=who", "data.length=6", *RUN]) == 0
     model = pflsim.load_model("run", client="c1")
@@ -121,6 +122,7 @@ def test_a_run_and_its_model_encode_new_texts() -> None:
         assert scores.shape == (2, 2) and torch.equal(scores, model(pd.DataFrame({"text": ["A FINE day", "unheard"]})))
 
 
+@pytest.mark.slow
 def test_distilbert_trains_one_by_one_with_a_tokenizer() -> None:
     transformers, tokenizers = pytest.importorskip("transformers"), pytest.importorskip("tokenizers")
     known = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "fine", "mess", "day"])}
@@ -211,7 +213,6 @@ def test_large_tokens_have_digests_of_their_own() -> None:
         (np.array([[1, 5]] * 6), {"vocabulary": 5}, ("data.vocabulary=5", "1..5")),
         (np.array([[1, 5]] * 6), {"standardize": True}, ("data.standardize", "token sequences")),
         (np.array([[1.5, 5]] * 6), {"vocabulary": 9}, ("data.vocabulary=9", "tables")),
-        (np.array([[1.5, np.inf]] * 6), {}, ("infinite",)),
     ],
 )
 def test_refused_archives(tmp_path: Path, x: np.ndarray, settings: dict[str, Any], words: tuple[str, ...]) -> None:
@@ -243,6 +244,7 @@ def test_models_that_do_not_fit_are_refused(tmp_path: Path, overrides: list[str]
         ("fedproto", "wine", "tabular_mlp", 0.4),
     ],
 )
+@pytest.mark.slow
 def test_runs_learn_and_are_exported(here: Path, method: str, data: str, model: str, chance: float) -> None:
     """FedAvg trains in lockstep, FedProto shares class means."""
     path = [f"data.path={archive(here, *sentences())}"] if data == "npz" else []

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pflsim.config.settings import ServerOptimizer
+from pflsim.fusion import ServerOptimizer
 from pflsim.fusion.server_optimizers import server_step
 
 CHANGES = np.random.default_rng(0).normal(0, 0.1, (5, 3, 2))

@@ -1,9 +1,7 @@
 import json
-import math
 import os
 import platform
 import resource
-import socket
 import subprocess
 from pathlib import Path
 
@@ -30,9 +28,9 @@ def groups(folder: Path, lines: str, files: dict[str, str], patch: pytest.Monkey
 
 
 def test_without_limits_they_are_those_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {"a/cpu.max": "max 100000\n", "a/memory.max": "max\n", "a/memory.current": "5\n", "a/pids.max": "max\n"}
+    files = {"a/cpu.max": "max 100000\n", "a/memory.max": "max\n", "a/memory.current": "5\n"}
     groups(tmp_path, "0::/a\n", files, monkeypatch)
-    assert limits.usable_cpus() == 16 and limits.free_processes() == math.inf
+    assert limits.usable_cpus() == 16
     reading = psutil.virtual_memory()
     monkeypatch.setattr(psutil, "virtual_memory", lambda: reading)
     assert limits.free_memory() == reading.available > 0
@@ -47,11 +45,9 @@ def test_the_smallest_limit_of_all_groups_counts(tmp_path: Path, monkeypatch: py
         "job/memory.current": f"{450 * mib}\n",
         "job/memory.stat": f"anon 5\ninactive_file {30 * mib}\nactive_file 7\n",
         "job/step/memory.max": "max\n",
-        "job/step/pids.max": "300\n",
-        "job/step/pids.current": "100\n",
     }
     groups(tmp_path, "0::/job/step\n", files, monkeypatch)
-    assert (limits.usable_cpus(), limits.free_memory(), limits.free_processes()) == (3, 80 * mib, 200)
+    assert (limits.usable_cpus(), limits.free_memory()) == (3, 80 * mib)
 
 
 def test_limits_in_the_first_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,17 +68,10 @@ def test_what_ray_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     raised = []
     monkeypatch.setattr(resource, "setrlimit", lambda what, values: raised.append(values))
     monkeypatch.setattr(resource, "getrlimit", lambda what: (64, 4096))
-    monkeypatch.setattr(limits, "free_processes", lambda: math.inf)
     limits.check_limits(2)
     assert raised == [(144, 4096)]
     monkeypatch.setattr(resource, "getrlimit", lambda what: (64, 64))
-    monkeypatch.setattr(limits, "free_processes", lambda: 100)
-
-    def refuse(*_: object) -> None:
-        raise OSError("no route")
-
-    monkeypatch.setattr(socket, "create_server", refuse)
-    with refusing("open files: found 64", "144", "found 100", "260", "loopback", "executor=inline", lines=4):
+    with refusing("144", "64", "executor=inline"):
         limits.check_limits(2)
 
 

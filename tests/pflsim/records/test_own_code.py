@@ -229,6 +229,7 @@ def run(mine: str, folder: str, *more: str) -> int:
     return cli.main([*RUN, f"model={mine}.net.Small", f"run_dir={folder}", *more])
 
 
+@pytest.mark.slow
 def test_resume_asks_for_a_change_of_code(mine: str, refused: Callable[..., str], capsys: Any) -> None:
     """Once: the digests of the last session count."""
     assert run(mine, "run") == 0
@@ -252,6 +253,7 @@ def test_resume_asks_for_a_change_of_code(mine: str, refused: Callable[..., str]
     assert f"{mine}.tools.deep" in found[1][-1] and f"{mine}.net" not in found[1][-1]
 
 
+@pytest.mark.slow
 def test_a_run_without_digests_goes_on_with_one_line(mine: str, capsys: Any) -> None:
     assert run(mine, "run") == 0
     environment = json.loads(Path("run/environment.json").read_text())
@@ -264,6 +266,7 @@ def test_a_run_without_digests_goes_on_with_one_line(mine: str, capsys: Any) -> 
     assert mine not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_two_states_of_code_are_no_seeds_of_one_method(mine: str) -> None:
     """A run without digests, or of another module, is where it was."""
     assert run(mine, "a") == run(mine, "b", "seed=1") == 0

@@ -48,6 +48,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return start(tmp_path_factory.mktemp("stopped") / "run", "rounds=24", "stop.patience=3")
 
 
+@pytest.mark.slow
 def test_a_run_stops_and_ends_like_a_shorter_one(stopped: Path, tmp_path: Path) -> None:
     """New clients included."""
     seen = scores(start(tmp_path / "long", "rounds=24"))
@@ -66,6 +67,7 @@ def test_a_run_stops_and_ends_like_a_shorter_one(stopped: Path, tmp_path: Path) 
     assert "stopped_early" not in summary(shorter)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_stops_in_the_same_round(
     stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,8 @@ import pflsim
 from pflsim.engine.callbacks import RoundResult
 from pflsim.errors import RunError, SettingsError
 
+pytestmark = pytest.mark.slow
+
 SMALL: dict[str, Any] = {
     "method": "fedavg", "executor": "inline", "clients": 3, "rounds": 4, "batch_size": 50, "progress": "none",
     "model": "mlp", "eval": {"every": 2}, "overrides": ["model.hidden=[4]"],
@@ -54,7 +56,7 @@ def test_called_in_order_with_the_records(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(calls[2][2].rows) == len(run.per_client().query("round == 2"))
 
 
-@pytest.mark.parametrize(("at", "stop"), [pytest.param(2, {}, marks=pytest.mark.slow), (3, {"stop": {"patience": 9}})])
+@pytest.mark.parametrize(("at", "stop"), [(2, {}), (3, {"stop": {"patience": 9}})])
 def test_stop_ends_the_run_as_early_stopping_does(tmp_path: Path, at: int, stop: dict[str, Any]) -> None:
     """Complete, with a checkpoint of the round; `rounds` continues it."""
     callback = lambda result: "stop" if result.round == at else None  # noqa: E731

@@ -154,11 +154,12 @@ MEDIAN, BY_FILE = "method.server=mine.median.Median", ["method=body_prox", "--co
     "words",
     [
         ["mine.body_prox", "method.mu=0.5"],
-        pytest.param(["mine.body_prox.BodyProx", MEDIAN], marks=pytest.mark.slow),
-        pytest.param([*BY_FILE, MEDIAN], marks=pytest.mark.slow),
-        pytest.param([*BY_FILE, "--ray"], marks=[pytest.mark.slow, pytest.mark.ray]),
+        ["mine.body_prox.BodyProx", MEDIAN],
+        [*BY_FILE, MEDIAN],
+        pytest.param([*BY_FILE, "--ray"], marks=pytest.mark.ray),
     ],
 )
+@pytest.mark.slow
 def test_the_methods_of_the_page(mine: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check-method", *words]) == 0
     *lines, last = capsys.readouterr().out.splitlines()

@@ -10,7 +10,7 @@ from support import settings_of
 from pflsim import cli
 from pflsim.config.checks import check_sweep
 from pflsim.config.components import bind, variants_of
-from pflsim.config.compose import CONFIGS, composing, sweep
+from pflsim.config.compose import CONFIGS, composed, parse, sweep, to_settings
 from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
 
@@ -45,9 +45,8 @@ def test_the_command_line_wins_over_quick() -> None:
     assert (quick.rounds, quick.split["train"], quick.split["test"]) == (7, 200, 50)
     assert (quick.names["split"], quick.names["quick"]) == ("counts", "true")
     assert settings(f"+experiment={NAME}", "quick=false") == settings(f"+experiment={NAME}")
-    with composing([CONFIGS]):
-        jobs = sweep([f"+experiment={NAME}", "quick=true,false"], [CONFIGS])
-    assert [settings(*job).rounds for job in jobs] == [20, 500]
+    jobs = sweep(parse([f"+experiment={NAME}", "quick=true,false"]))
+    assert [to_settings(composed(job, [CONFIGS])).rounds for job in jobs] == [20, 500]
 
 
 @pytest.mark.parametrize("text", ["quick=true", f"+experiment={NAME} quick=2", f"+experiment={NAME} +quick={NAME}"])
@@ -63,7 +62,7 @@ def test_commands_in_the_comments_compose(path: Path) -> None:
     assert text.startswith("# @package _global_\n")
     for line in re.findall(r"^# (python launch\.py .+)$", text, re.MULTILINE):
         options = cli._options(shlex.split(line)[2:])
-        with composing([CONFIGS]):
-            jobs = sweep(options.overrides, [CONFIGS]) if options.multirun else [options.overrides]
+        values = parse(options.overrides)
+        jobs = sweep(values) if options.multirun else [values]
         some = [jobs[0], *jobs[1:][-1:]]
-        check_sweep([settings(*job) for job in some], some)
+        check_sweep([to_settings(composed(job, [CONFIGS])) for job in some], some)
