@@ -1,1 +1,1 @@
-"""Checks that take too long for a test: references, mutants, random settings, damaged files, killed processes."""
+"""Checks that take too long for a test: references, random settings, damaged files, killed processes."""
