@@ -29,8 +29,9 @@ def named_cells(column: Series, key: str, missing: Missing) -> Series:
     """
     names = names_of_cells(column)
     counts = names.value_counts()
-    words = [name for name in counts.index if name.lower() in WORDS]
-    if len(words) < len(counts) and all(as_number(name) is not None for name in {*counts.index} - {*words}):
+    words = [name for name in map(str, counts.index) if name.lower() in WORDS]
+    others = [name for name in map(str, counts.index) if name.lower() not in WORDS]
+    if others and all(as_number(name) is not None for name in others):
         return without(names, {*WORDS, *(missing or ())})
     if words and missing is None:
         said = ", ".join(f"{counts[word]} cells {word}" for word in words)

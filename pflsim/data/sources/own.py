@@ -65,7 +65,8 @@ def as_dataset(
 
 def _arrays(where: str, part: Any, layout: ImageLayout) -> tuple[np.ndarray, np.ndarray]:
     """Return inputs [n, ...] uint8, float32 or int64 and labels [n] as given."""
-    if any(hasattr(each, "iloc") for each in (part, *(part[:1] if isinstance(part, tuple) else ()))):
+    given: Any = part
+    if any(hasattr(each, "iloc") for each in (given, *(given[:1] if isinstance(given, tuple) else ()))):
         raise SettingsError(f"{where} is a frame; expected pflsim.Table(frame, label=COLUMN)")
     if hasattr(part, "features") and hasattr(part, "column_names"):
         image = _image_column(where, part.column_names)
@@ -84,7 +85,8 @@ def _arrays(where: str, part: Any, layout: ImageLayout) -> tuple[np.ndarray, np.
 
 def _array(where: str, value: Any) -> np.ndarray:
     """Return a tensor, a PIL image, an array or a list as an array."""
-    if any(map(np.ma.is_masked, value if isinstance(value, list) else [value])):
+    parts: Any = value
+    if any(map(np.ma.is_masked, parts if isinstance(parts, list) else [parts])):
         raise SettingsError(f"{where}: {MASKED}")
     if hasattr(value, "detach"):
         value = value.detach().cpu()
