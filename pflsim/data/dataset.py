@@ -168,16 +168,18 @@ class Loader(Protocol):
         ...
 
 
-def check_dataset(dataset: Dataset, source: str) -> None:
-    """Check that a loader returned a valid data set.
+def check_dataset(dataset: object, source: str) -> None:
+    """Check that a loader returned a valid `Dataset`.
 
     Args:
-        dataset: the data set.
+        dataset: the returned object.
         source: name of the loader, for error messages.
 
     Raises:
-        SettingsError: an array has a wrong type, shape or value.
+        SettingsError: it is not a Dataset, or an array has a wrong type, shape or value.
     """
+    if not isinstance(dataset, Dataset):
+        raise SettingsError(f"{source} returned a {type(dataset).__name__}, expected a Dataset")
     for problem in _problems(dataset):
         raise SettingsError(f"{source}: {problem}")
 

@@ -175,6 +175,8 @@ def federate(
 
 def _check_partition(partition: Partition, clients: int, examples: int) -> Partition:
     """Return a split rule's partition if it has valid rows for N clients and training examples for each of them."""
+    if not isinstance(partition, Partition):
+        raise SettingsError(f"the split rule returned a {type(partition).__name__}, expected a Partition")
     for name, least in (("train", 1), ("val", 0), ("test", 0)):
         valid_rows(getattr(partition, name), clients, examples, f"{name} rows of the split rule", least)
     return partition

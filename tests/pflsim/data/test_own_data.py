@@ -15,7 +15,7 @@ from support import refusing, settings_of
 from torch.utils.data import TensorDataset
 
 from pflsim import Table, cli
-from pflsim.commands.overrides import overrides_of
+from pflsim.commands.overrides import values_of
 from pflsim.config.components import keep_object
 from pflsim.data.content import copied_rows
 from pflsim.data.dataset import Dataset, check_dataset, dataset_warnings
@@ -72,8 +72,8 @@ def test_frames_are_tables() -> None:
     """Columns are matched by name; without a test part, `split` draws test rows."""
     train, test = frame(a=[1, 2, 3], b=[3, 4, 5], label=[0, 1, 0]), frame(label=[1], b=[6], a=[5])
     for data, parts in ((train, (train,)), ((train, test), (train, test))):
-        given = overrides_of({"data": data})
-        assert given == overrides_of({"data": Table(*parts, label="label")}) and "data=table" in given
+        given = values_of({"data": data})
+        assert given == values_of({"data": Table(*parts, label="label")}) and given["data"] == "table"
 
 
 @pytest.mark.parametrize(
