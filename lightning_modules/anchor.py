@@ -1,7 +1,5 @@
 """Tensors that a client holds by the names of parameters: for one round, or from round to round."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """What a model predicts for a client's examples: correct predictions, loss, and scores."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

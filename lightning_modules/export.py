@@ -1,7 +1,5 @@
 """Loads models from a run folder, and writes them as programs of torch.export and as safetensors."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import logging

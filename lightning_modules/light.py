@@ -4,8 +4,6 @@ It does nothing if Lightning or torchmetrics is imported already. Otherwise, in 
 metrics and plots, and Lightning's Trainer does not recognise compiled modules.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import sys

@@ -1,7 +1,5 @@
 """Lightning's loggers for the scalars of a run (`tracking.loggers`)."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """The training loop. Batches are index slices of tensors in memory."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

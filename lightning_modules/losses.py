@@ -1,7 +1,5 @@
 """Differentiable loss terms, named as in the papers, and the mean loss of a net."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

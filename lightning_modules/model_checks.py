@@ -1,7 +1,5 @@
 """Checks of the models against the method and the data, before any actor starts."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The optimisers of local training."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

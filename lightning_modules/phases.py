@@ -1,7 +1,5 @@
 """The optimisation schedule of a round, as data."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

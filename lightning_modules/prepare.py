@@ -1,7 +1,5 @@
 """Builds everything that a run needs from its settings, and checks the settings before any actor starts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

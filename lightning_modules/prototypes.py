@@ -1,7 +1,5 @@
 """Class means of features (prototypes), and prediction by the nearest one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """What the calling program may have set, and results depend on: the same in every run, and restored after it."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A trial before round 1: two rounds of local training on a few examples, with the module that clients will have."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping
 from contextlib import suppress

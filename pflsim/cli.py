@@ -3,8 +3,6 @@
 It runs experiments, resumes them, and dispatches the other commands. `ray_actors` is imported when a run starts.
 """
 
-from __future__ import annotations
-
 import argparse
 import faulthandler
 import gc

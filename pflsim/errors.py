@@ -1,7 +1,5 @@
 """Errors that the command line prints without a traceback."""
 
-from __future__ import annotations
-
 import logging
 import site
 import traceback

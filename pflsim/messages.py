@@ -1,7 +1,5 @@
 """The messages between server and clients, and their size in bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self

@@ -1,7 +1,5 @@
 """Selecting tensors of a module, grouping them into fusion units, and copying them out and in."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Says on standard error what a program is doing if that takes more than two seconds."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

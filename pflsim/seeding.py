@@ -1,7 +1,5 @@
 """Random streams as a function of (run seed, purpose, client, round), and the draws of a round."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Iterable, Iterator

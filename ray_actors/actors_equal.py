@@ -1,7 +1,5 @@
 """The check of `check-method --ray`: results on Ray actors equal those in one process."""
 
-from __future__ import annotations
-
 from lightning_modules.contract.checks import Make, equal, inline, require, require_equal, rounds, start, states
 from ray_actors import cluster
 from ray_actors.executor import RayExecutor

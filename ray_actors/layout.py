@@ -1,7 +1,5 @@
 """Which clients live on which actor, and the resources that each actor requests. This changes no result."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """All that pflsim uses of Ray's private modules, each with the reason why nothing public serves."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

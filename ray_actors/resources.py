@@ -1,7 +1,5 @@
 """Reserves resources for actors as placement groups, and starts actors in them. Ray restarts actors that die."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import Counter

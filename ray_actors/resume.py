@@ -1,7 +1,5 @@
 """Where a run resumes: its newest usable checkpoint."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import replace

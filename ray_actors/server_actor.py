@@ -3,8 +3,6 @@
 This module imports nothing that takes time, so that the driver can start the actor before it has imported torch.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """`pflsim submit`: check the settings of a run, upload its code, and start it as a job of a Ray cluster."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

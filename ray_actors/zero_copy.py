@@ -1,7 +1,5 @@
 """Serialises messages so that Ray transfers their tensors without copies."""
 
-from __future__ import annotations
-
 import io
 import pickle
 import warnings

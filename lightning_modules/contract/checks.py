@@ -4,8 +4,6 @@ Every check gets a function that prepares a small run of the method, with furthe
 method breaks the contract, and `Skipped` if the check does not apply to the method.
 """
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """The command line `pflsim check-method METHOD`."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import logging

@@ -1,7 +1,5 @@
 """A prepared run, and what the inline executor and the Ray executor have in common."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

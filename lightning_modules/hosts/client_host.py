@@ -1,7 +1,5 @@
 """The host of some clients: a plain class, which the Ray executor runs inside an actor."""
 
-from __future__ import annotations
-
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence

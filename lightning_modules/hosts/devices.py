@@ -1,7 +1,5 @@
 """Where a host computes: CPUs or GPUs, its share of a GPU, and the number of threads."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace

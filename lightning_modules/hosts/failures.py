@@ -1,7 +1,5 @@
 """Failures of clients, and what happens after one: another try, a round without the client, or the end of the run."""
 
-from __future__ import annotations
-
 import logging
 import traceback
 from collections.abc import Iterable, Mapping

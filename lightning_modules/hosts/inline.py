@@ -1,7 +1,5 @@
 """The executor that runs everything in this process, for debugging and for tests."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The host of the server rule: a plain class, which the Ray executor runs inside an actor."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 

@@ -1,7 +1,5 @@
 """One client's training in a stack, and which batches stacked clients train at the same time."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Compilation of a traced training step, with gradient descent inside the graph."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Simplification of traced graphs of tensor operations."""
 
-from __future__ import annotations
-
 import operator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Execution of a graph of tensor operations, with little overhead between them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

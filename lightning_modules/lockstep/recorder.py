@@ -4,8 +4,6 @@
 every process, and is five times slower.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

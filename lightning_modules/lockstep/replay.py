@@ -1,7 +1,5 @@
 """Steps of a stack that are captured once as a CUDA graph and replayed, without Python between their operations."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Chooses the clients that train in lockstep. This depends on the settings of a run, not on its placement."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@
 operation, which a trace leaves out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 

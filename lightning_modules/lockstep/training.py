@@ -1,7 +1,5 @@
 """Training clients in lockstep, as stacks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Optimiser steps of a stack of clients, as torch.optim takes them for one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """APFL: a personal mixture of a local model and the global one."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 
 import torch

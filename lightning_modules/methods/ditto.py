@@ -1,7 +1,5 @@
 """Ditto: a personal model that stays near the global one."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """FedALA: each client mixes the received model into its own with weights that it learns."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """FedALP: a mixture of the group's and the common model, layer by layer."""
 
-from __future__ import annotations
-
 from lightning_modules.base import ClientModule
 
 

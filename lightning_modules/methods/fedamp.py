@@ -1,7 +1,5 @@
 """FedAMP: attentive mixtures of the clients' models."""
 
-from __future__ import annotations
-
 from lightning_modules.anchor import Anchor
 from lightning_modules.base import Batch, ClientModule, Terms
 from lightning_modules.losses import proximal

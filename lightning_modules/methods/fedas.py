@@ -1,7 +1,5 @@
 """FedAS: the received body is aligned with the client's own features, and weighted by its Fisher trace."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """FedAvg: one model, averaged over the clients."""
 
-from __future__ import annotations
-
 from lightning_modules.base import ClientModule
 
 

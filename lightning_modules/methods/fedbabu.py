@@ -1,7 +1,5 @@
 """FedBABU: a shared body trained under a head that stays as it is initialised."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from lightning_modules.base import ClientModule

@@ -1,7 +1,5 @@
 """FedBN: FedAvg with private normalisation layers."""
 
-from __future__ import annotations
-
 from lightning_modules.base import ClientModule
 from pflsim.params import Selector
 

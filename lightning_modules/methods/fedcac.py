@@ -1,7 +1,5 @@
 """FedCAC: what is sensitive to a client's data is averaged over similar clients only."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

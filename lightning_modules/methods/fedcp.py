@@ -1,7 +1,5 @@
 """FedCP: a policy network splits features between a private and a global head."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from dataclasses import replace
 from functools import reduce

@@ -1,7 +1,5 @@
 """FedDBE: a personal vector holds the domain's bias, and the mean of the features stays near the global one."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

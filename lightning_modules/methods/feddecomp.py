@@ -1,7 +1,5 @@
 """FedDecomp: every weight is the sum of a shared matrix and a private one of low rank."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """FedDyn: a dynamic regulariser aligns the clients' optima with the global one."""
 
-from __future__ import annotations
-
 from lightning_modules.anchor import Anchor, Memory
 from lightning_modules.base import Batch, ClientModule, Terms
 from lightning_modules.losses import inner_product, proximal

@@ -1,7 +1,5 @@
 """FedFCD: feature alignment, decision fusion, hierarchical optimisation."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """FedFomo: clients mix other clients' models by their gain on the own validation examples."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from copy import deepcopy

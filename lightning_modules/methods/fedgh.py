@@ -1,7 +1,5 @@
 """FedGH: private bodies, and a head that the server trains on class means."""
 
-from __future__ import annotations
-
 from lightning_modules.base import ClientModule
 from lightning_modules.prototypes import reply_means
 from pflsim.data.federated import Shard

@@ -1,7 +1,5 @@
 """FedPAC: features aligned with global class means, and a head mixed from all clients' heads."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """FedPer: shared base layers, private personalisation layers."""
 
-from __future__ import annotations
-
 from lightning_modules.base import ClientModule
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training

@@ -1,7 +1,5 @@
 """FedProto: clients share class means and align their features with the global ones."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -1,7 +1,5 @@
 """FedRep: a shared body, and private heads that are trained first."""
 
-from __future__ import annotations
-
 from lightning_modules.base import ClientModule
 from lightning_modules.nets.net import Net
 from lightning_modules.phases import Phase, Schedule

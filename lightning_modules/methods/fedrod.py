@@ -1,7 +1,5 @@
 """FedRoD: a generic head trained by the balanced softmax, and a personal head on top of it."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 
 import torch

@@ -1,7 +1,5 @@
 """FedSA-LoRA: shared matrices A of low-rank adapters, private matrices B."""
 
-from __future__ import annotations
-
 from lightning_modules.base import ClientModule
 from lightning_modules.nets.adjust import adapter_matrices
 from lightning_modules.nets.net import Net

@@ -1,7 +1,5 @@
 """FedSelect: the entries of the parameters that move most become private, a few more at a time."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """FedTGP: FedProto with global prototypes that the server trains."""
 
-from __future__ import annotations
-
 from lightning_modules.methods.fedproto import FedProto
 
 

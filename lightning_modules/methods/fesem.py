@@ -1,7 +1,5 @@
 """FeSEM: one model per cluster of clients."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from lightning_modules.base import ClientModule

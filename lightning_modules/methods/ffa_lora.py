@@ -1,7 +1,5 @@
 """FFA-LoRA: low-rank adapters whose matrices A stay as they are initialised."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from lightning_modules.base import ClientModule

@@ -1,7 +1,5 @@
 """Floco: heads on a simplex of weights, whose corners all clients train together."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

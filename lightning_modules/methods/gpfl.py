@@ -1,7 +1,5 @@
 """GPFL: global and personal features of one body, by a conditional valve."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize, relu

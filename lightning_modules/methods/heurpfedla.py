@@ -1,7 +1,5 @@
 """HeurpFedLA: pFedLA with some units kept by the client."""
 
-from __future__ import annotations
-
 from lightning_modules.methods.pfedla import PFedLA
 
 

@@ -1,7 +1,5 @@
 """IFCA: each client trains the one of several models that fits its data best."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

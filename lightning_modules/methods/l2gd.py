@@ -1,7 +1,5 @@
 """L2GD: a random mixture of local steps and steps towards the mean."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 
 import torch

@@ -1,7 +1,5 @@
 """LG-FedAvg: private bodies, a shared head."""
 
-from __future__ import annotations
-
 from lightning_modules.base import ClientModule
 from pflsim.params import HEAD
 

@@ -1,7 +1,5 @@
 """Local: every client trains alone."""
 
-from __future__ import annotations
-
 from lightning_modules.base import ClientModule
 from pflsim.params import NOTHING
 

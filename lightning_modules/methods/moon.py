@@ -1,7 +1,5 @@
 """MOON: features near those of the received model, far from those of the client's previous one."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 
 import torch

@@ -1,7 +1,5 @@
 """Per-FedAvg: a global model for fast adaptation (MAML)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """pFedCFR: attentive mixing of the first units, the common mean of the others."""
 
-from __future__ import annotations
-
 from lightning_modules.anchor import Anchor
 from lightning_modules.base import Batch, ClientModule, Terms
 from lightning_modules.losses import proximal

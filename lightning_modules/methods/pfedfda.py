@@ -1,7 +1,5 @@
 """pFedFDA: the head is a Gaussian classifier, between the client's own statistics and the global ones."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from itertools import product

@@ -1,7 +1,5 @@
 """pFedHN: a server-side hypernetwork generates the clients' models."""
 
-from __future__ import annotations
-
 from lightning_modules.base import ClientModule
 
 

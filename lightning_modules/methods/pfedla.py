@@ -1,7 +1,5 @@
 """pFedLA: layer-wise mixtures, weighted by hypernetworks on the server."""
 
-from __future__ import annotations
-
 from lightning_modules.base import ClientModule
 
 

@@ -1,7 +1,5 @@
 """pFedMe: personal models by Moreau envelopes."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 from torch.func import functional_call
 

@@ -1,7 +1,5 @@
 """pFedPM: clients align class means with a mixture of own and global ones, and train a relation module."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Literal

@@ -1,7 +1,5 @@
 """SCAFFOLD: control variates correct the drift of the clients."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from lightning_modules.anchor import Anchor, Memory

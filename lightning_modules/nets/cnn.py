@@ -1,7 +1,5 @@
 """Convolutional networks with a few stages."""
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 from typing import Literal

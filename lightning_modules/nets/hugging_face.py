@@ -1,7 +1,5 @@
 """Classifiers of Hugging Face transformers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

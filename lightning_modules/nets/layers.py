@@ -1,7 +1,5 @@
 """Building blocks of networks, with checks of their settings."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Annotated, Literal

@@ -1,7 +1,5 @@
 """Fully connected networks."""
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 

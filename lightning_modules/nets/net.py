@@ -1,7 +1,5 @@
 """Base class of all networks: a body that computes features and a head that computes logits."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager

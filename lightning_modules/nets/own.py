@@ -1,7 +1,5 @@
 """A user's own module as a `Net`: one of its submodules becomes the head, and the rest is the body."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """The relation module: how well an example's features match a class's."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

@@ -1,7 +1,5 @@
 """ResNet-18 for small images."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """A small transformer for token sequences."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, ClassVar
 

@@ -1,7 +1,5 @@
 """The command line `pflsim compare RUNS…`."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """A comparison of groups: their primary metric, traffic and time over seeds, and the differences between them."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The forest plot as text: the difference of each method to the reference."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from rich.text import Text

@@ -1,7 +1,5 @@
 """Groups of runs that differ only in their seed, and checks whether groups can be compared."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What differences show, in sentences that claim no more than the weakest test."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Data sets, partitions and shifts in words, for the title of a page and of its sections."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Settings from Python by dotted key, and names for their objects."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any

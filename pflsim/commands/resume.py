@@ -1,7 +1,5 @@
 """Resumes a run from its folder."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

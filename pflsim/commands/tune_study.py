@@ -1,7 +1,5 @@
 """A study of `pflsim tune`: methods and spaces, the plan in tuned.json, trials in Optuna's journal, and the choice."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

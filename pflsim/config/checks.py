@@ -1,7 +1,5 @@
 """Checks the settings of a run: each alone, then against each other, before data are loaded or actors started."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from importlib.util import find_spec

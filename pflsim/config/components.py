@@ -6,8 +6,6 @@ method is a pair: `client` and `server` each name a target, and the settings of 
 own model, which is no `Net`, are all parameters of its target.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import os

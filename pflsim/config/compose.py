@@ -1,7 +1,5 @@
 """From config files and overrides to the settings of a run, or of all runs of a sweep. Only this module uses Hydra."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import typing

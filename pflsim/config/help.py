@@ -49,8 +49,6 @@ Settings of the selected components are written as GROUP.KEY, for example method
 List them with: {program} method=fedprox data=mnist --cfg job
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import textwrap

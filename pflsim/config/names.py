@@ -1,7 +1,5 @@
 """Values, keys and commands in messages, and suggestions for names that do not exist."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """Checks of values: the types of settings, and what constructors check by themselves."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Content digests of examples, an order of rows that depends only on content, and the hash of a partition."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Partitions that list the rows of every client: from a JSON file, a dict, or a partitioner of flwr-datasets."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

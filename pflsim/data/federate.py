@@ -1,7 +1,5 @@
 """Loads a data set and partitions it over clients, with a partition rule and a split rule or with given rows."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, Protocol
 

@@ -1,7 +1,5 @@
 """Writes partition.json and partition.png, a picture of examples per client above and class counts per client below."""
 
-from __future__ import annotations
-
 import json
 import sys
 import textwrap

@@ -4,8 +4,6 @@ A rule is `rule(dataset, clients, rng, *, settings) -> Shift`. All examples of a
 validation and test. Groups are random and have equal sizes ± 1; group 0 keeps its examples.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass
 from hashlib import blake2b

@@ -5,8 +5,6 @@ the data set and returns those of each client. The rules here pass rows in conte
 depend on the stored order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Literal

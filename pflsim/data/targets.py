@@ -1,7 +1,5 @@
 """What the targets of a data set are: classes, labels, or values; and their conversion to what a run asks for."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal

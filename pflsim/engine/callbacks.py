@@ -1,7 +1,5 @@
 """Callbacks: what a run calls on the driver after each round and at its end."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from contextlib import chdir
 from dataclasses import dataclass

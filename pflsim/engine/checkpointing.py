@@ -1,7 +1,5 @@
 """When checkpoints are due, and writing them without ending a run whose disk is full."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 They have no effect on the simulation.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Stopping a run by SIGINT, SIGTERM or SIGHUP."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Iterator

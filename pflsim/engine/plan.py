@@ -1,7 +1,5 @@
 """What is decided before the first round of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

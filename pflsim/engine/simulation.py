@@ -1,7 +1,5 @@
 """The rounds of a run: the only module that knows the order of events."""
 
-from __future__ import annotations
-
 import logging
 import math
 import time

@@ -1,7 +1,5 @@
 """Fusion as pure functions on stacked tensors."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Literal
 

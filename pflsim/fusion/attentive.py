@@ -1,7 +1,5 @@
 """Attentive mixing, the message passing of FedAMP and pFedCFR: nearer clients receive larger weights."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Reads rows of many clients in blocks of columns, which keeps the memory of products of many models small."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar

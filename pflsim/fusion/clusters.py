@@ -1,7 +1,5 @@
 """Clusters of clients and means within clusters. Sums use float64, in the given order."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

@@ -3,8 +3,6 @@
 Each client has its own hypernetwork (pFedLA), or all clients share one and have their own embeddings (pFedHN).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise

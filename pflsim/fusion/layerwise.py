@@ -1,7 +1,5 @@
 """Fuses clients' named tensors unit by unit (FedAMP, pFedCFR, pFedLA, FedALP)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Element-wise masks: their choice (FedSelect, FedCAC), means of what clients share, and how clients' masks overlap."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Means over clients, accumulated in float64 in the order of the stack."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 

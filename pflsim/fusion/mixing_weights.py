@@ -1,7 +1,5 @@
 """Learned mixing weights and their gradient."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

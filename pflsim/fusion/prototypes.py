@@ -1,7 +1,5 @@
 """Fuses class prototypes, and trains a classifier on them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Server optimisers use the mean change of the clients' models as a gradient: FedAvgM and FedOpt."""
 
-from __future__ import annotations
-
 from jaxtyping import Float
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Finds, verifies and reads checkpoints."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Writes a checkpoint to a temporary folder, renames the folder, and then removes old checkpoints."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import io

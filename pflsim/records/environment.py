@@ -3,8 +3,6 @@
 It names no machine and no person.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """Writes files so that readers never see incomplete content, and checks the types of what is read back."""
 
-from __future__ import annotations
-
 import json
 import os
 from functools import cache

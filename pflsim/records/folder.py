@@ -1,7 +1,5 @@
 """Creates, names, locks and finds run folders, and writes run.log."""
 
-from __future__ import annotations
-
 import faulthandler
 import fcntl
 import logging

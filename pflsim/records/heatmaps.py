@@ -1,7 +1,5 @@
 """Matrices as heat maps."""
 
-from __future__ import annotations
-
 import math
 import textwrap
 import warnings

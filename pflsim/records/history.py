@@ -1,7 +1,5 @@
 """metrics.jsonl: one line of metrics per round. Summaries and reports are computed from these lines alone."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping

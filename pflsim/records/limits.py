@@ -1,7 +1,5 @@
 """What the machine and the container of this process allow it to use."""
 
-from __future__ import annotations
-
 import math
 import os
 import resource

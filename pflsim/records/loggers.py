@@ -1,7 +1,5 @@
 """The scalars and hyperparameters of a run, for TensorBoard and for loggers such as Weights & Biases."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Settings that are newer than a saved run: the values that they had before they existed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

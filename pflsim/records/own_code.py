@@ -1,7 +1,5 @@
 """The user's own code: the modules that the settings name, and the digests that tell whether it has changed."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import inspect

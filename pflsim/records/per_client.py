@@ -9,8 +9,6 @@ has one row with empty split, model and phase, and zero counts. Rows of a round 
 phase.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress

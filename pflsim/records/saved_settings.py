@@ -1,7 +1,5 @@
 """The settings of a saved run, and which of them may change when it is resumed."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """summary.json: the results of a run, computed from its settings, metrics.jsonl, and the results of newcomers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass

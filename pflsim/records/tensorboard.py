@@ -1,7 +1,5 @@
 """Writes the results of a run for TensorBoard."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Mapping

@@ -10,8 +10,6 @@ Tensor names of messages: `weights/<state_dict key>`, `prototypes/means` [C, D] 
 client, and num_examples of replies.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace

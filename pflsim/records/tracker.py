@@ -1,7 +1,5 @@
 """The tracker, which writes the records of a run. It runs on the driver."""
 
-from __future__ import annotations
-
 import csv
 import logging
 import math

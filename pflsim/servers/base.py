@@ -1,7 +1,5 @@
 """The server rule: a method's server as explicit state and three pure functions."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """The server of FedALP: FedAvg, then client groups with a layer-wise mixture of group model and global model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal

@@ -1,7 +1,5 @@
 """The server of FedAMP."""
 
-from __future__ import annotations
-
 from pflsim.config.validate import Positive
 from pflsim.params import UnitKind
 from pflsim.servers.pfedcfr import PFedCFR

@@ -1,7 +1,5 @@
 """The server of FedAS: the mean weighted by Fisher traces."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """The server of FedAvg: the mean weighted by training examples."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from pflsim.fusion.means import example_means

@@ -1,7 +1,5 @@
 """The server of FedCAC: a mean of all clients, and for each client one of those with overlapping marks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 

@@ -1,7 +1,5 @@
 """The server of FedDBE: FedAvg, and the global mean of features."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 

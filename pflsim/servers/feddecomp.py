@@ -1,7 +1,5 @@
 """The server of FedDecomp: the mean of the shared parts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

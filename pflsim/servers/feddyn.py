@@ -1,7 +1,5 @@
 """The server of FedDyn: the mean of the clients' models, corrected by what they have moved so far."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """The server of FedFCD."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace

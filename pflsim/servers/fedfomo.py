@@ -1,7 +1,5 @@
 """The server of FedFomo: sends clients the models of other clients."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

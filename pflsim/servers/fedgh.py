@@ -1,7 +1,5 @@
 """The server of FedGH: trains the head on class means."""
 
-from __future__ import annotations
-
 from pflsim.config.settings import Count
 from pflsim.config.validate import Positive
 from pflsim.servers.fedfcd import FedFCD

@@ -1,7 +1,5 @@
 """The server of FedPAC: a mean body, global class means, and a mixture of heads for each client."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The server of FedSelect: the mean of every entry over the clients that share it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

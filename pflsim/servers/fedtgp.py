@@ -1,7 +1,5 @@
 """The server of FedTGP: trains global prototypes on the clients' class means."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

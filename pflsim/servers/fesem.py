@@ -1,7 +1,5 @@
 """The server of FeSEM: clusters of clients with similar models."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """The server of Floco: FedAvg on a simplex of heads, and a point of the simplex for each client."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """The server of GPFL: averages body, valve and embeddings."""
 
-from __future__ import annotations
-
 from pflsim.servers.fedavg import FedAvg, State
 
 

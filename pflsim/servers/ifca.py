@@ -1,7 +1,5 @@
 """The server of IFCA: one model per cluster; the clients choose their cluster."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The server of L2GD: averages the models in aggregation rounds, which a coin decides."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

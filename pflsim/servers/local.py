@@ -1,7 +1,5 @@
 """The server of Local, which does nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

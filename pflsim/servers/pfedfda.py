@@ -1,7 +1,5 @@
 """The server of pFedFDA: means of bodies, class means and covariances."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The server of pFedHN: one hypernetwork generates the weights of all clients."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

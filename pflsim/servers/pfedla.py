@@ -1,7 +1,5 @@
 """The server of pFedLA and HeurpFedLA: a hypernetwork per client generates layer-wise mixing weights."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """The server of pFedMe: moves the global model towards the clients' mean."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """The server of pFedPM: global class features."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The server of SCAFFOLD: the mean of the clients' changes, and of their control variates."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

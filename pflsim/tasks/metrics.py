@@ -5,8 +5,6 @@ A metric is a function of scores [n, C] and targets. Scores are probabilities of
 client with one class, is undefined: it has no value, and is never 0.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 import pkgutil

@@ -1,7 +1,5 @@
 """Prints a run's progress and result."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 import time

@@ -1,7 +1,5 @@
 """Exit statuses and error messages of the commands."""
 
-from __future__ import annotations
-
 import os
 import sys
 import traceback

@@ -1,7 +1,5 @@
 """The colour, mark, and display name of every method, the same in all pictures and tables."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import dataclass
 from functools import cache

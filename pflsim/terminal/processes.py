@@ -1,7 +1,5 @@
 """Runs functions in processes of their own, several at once, for the runs of a sweep."""
 
-from __future__ import annotations
-
 import io
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """The lines printed at the end of a run: accuracy, traffic, time, and how to continue."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """The state of a run while it runs, for the live displays of one run and of a sweep."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Writes an HTML report on runs: the command line `pflsim report RUN…`."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The comparisons of a page, and what its charts need besides `pflsim.analysis.charts`. The templates draw them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise

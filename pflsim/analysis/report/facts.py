@@ -1,7 +1,5 @@
 """The tables and lists of a report besides accuracy: settings, incidents, environment, commands, and tuning."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

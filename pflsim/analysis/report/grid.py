@@ -1,7 +1,5 @@
 """The grid of a report: many settings of the same methods, and the best setting of each method."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

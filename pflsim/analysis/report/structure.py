@@ -1,7 +1,5 @@
 """Who learns with whom, and which client has which data."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

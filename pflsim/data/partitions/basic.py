@@ -1,7 +1,5 @@
 """Partitions at random, by client, and by the classes of each client."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Helpers of the partition rules: apportionment, choice of classes, and drawing rows by class counts."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass

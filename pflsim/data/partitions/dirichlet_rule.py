@@ -1,7 +1,5 @@
 """Label skew with a Dirichlet distribution per class or per client."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import numpy as np

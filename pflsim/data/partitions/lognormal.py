@@ -1,7 +1,5 @@
 """A few labels per client and random sizes: lognormal as in FedProx, Ditto and pFedMe, or normal as in FedProto."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Helpers of the sources: reading files, joining parts, a fixed train/test split, standardisation."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Several image data sets as the domains of one: a client has examples of one domain."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

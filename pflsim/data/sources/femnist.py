@@ -1,7 +1,5 @@
 """FEMNIST by writer, in the JSON format of LEAF (Caldas et al. 2018, arXiv:1812.01097)."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

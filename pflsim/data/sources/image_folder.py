@@ -1,7 +1,5 @@
 """Loads a folder of images with one subfolder per class."""
 
-from __future__ import annotations
-
 import os
 import unicodedata
 from collections import Counter

@@ -1,7 +1,5 @@
 """Any data set in a NumPy archive."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal

@@ -1,7 +1,5 @@
 """Data sets from Python objects: torch data sets, arrays and Hugging Face data sets; frames are `pflsim.Table`s."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Data sets that scikit-learn includes, without importing it, which takes a second."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Synthetic(alpha, beta) of FedProx (Li et al. 2020, arXiv:1812.06127, section 5.1)."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from pflsim.config.settings import Count

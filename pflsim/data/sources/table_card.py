@@ -1,7 +1,5 @@
 """The card of a table: what was read of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

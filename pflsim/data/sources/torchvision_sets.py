@@ -1,7 +1,5 @@
 """MNIST, Fashion-MNIST, EMNIST, USPS, SVHN, CIFAR-10 and CIFAR-100, which torchvision reads and downloads."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import replace
 from pathlib import Path
