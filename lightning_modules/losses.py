@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lightning_modules.evaluation import totals
 from lightning_modules.nets.net import evaluating
+from lightning_modules.predictions import totals
 from pflsim.data.federated import Examples
 from pflsim.tasks.task import Criterion, cross_entropy
 

@@ -247,7 +247,7 @@ def export(
 
 def _exports() -> Any:
     """Return the module that reads models; by name, because pflsim does not import lightning_modules."""
-    importlib.import_module("lightning_modules.light")
+    importlib.import_module("lightning_modules.quick_import")
     return importlib.import_module("lightning_modules.export")
 
 

@@ -90,7 +90,7 @@ class ClientActor:
     """
 
     def __init__(self) -> None:
-        importlib.import_module("lightning_modules.light")  # before anything imports Lightning
+        importlib.import_module("lightning_modules.quick_import")  # before anything imports Lightning
         importlib.import_module("lightning_modules.hosts.client_host")
         gc.freeze()  # what is imported stays: collections need not look at it
         self._setup: Setup | None = None
@@ -109,7 +109,7 @@ class ClientActor:
         import torch
 
         from lightning_modules.hosts.client_host import ClientHost
-        from lightning_modules.surroundings import set_torch_defaults
+        from lightning_modules.torch_defaults import set_torch_defaults
         from pflsim.errors import in_words
 
         if setup != self._setup:

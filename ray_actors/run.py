@@ -16,7 +16,7 @@ from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.loggers import logger_makers
 from lightning_modules.nets.frozen import save_frozen
 from lightning_modules.prepare import PreparedRun, prepare
-from lightning_modules.surroundings import torch_defaults
+from lightning_modules.torch_defaults import torch_defaults
 from pflsim.analysis.runs import read_run
 from pflsim.config.settings import Settings, swept
 from pflsim.config.validate import is_url
@@ -30,14 +30,14 @@ from pflsim.records.checkpoint_read import Checkpoint
 from pflsim.records.environment import check_code, write_environment
 from pflsim.records.folder import LOG, create_run_folder, run_lock, run_log, run_status, write_config
 from pflsim.records.history import validation_scores
-from pflsim.records.loggers import hyperparameters
 from pflsim.records.remote import RemoteCopy, check_new_url, resumed_copy
 from pflsim.records.saved_settings import fixed_settings, saved_settings
+from pflsim.records.scalars import hyperparameters
 from pflsim.records.summary import Summary
 from pflsim.records.tracker import Tracker
 from pflsim.terminal.console import Console, Progress, print_card
 from pflsim.types import RoundRecord
-from ray_actors.resume import has_records, remove_leftovers, resume_point
+from ray_actors.resume_point import has_records, remove_leftovers, resume_point
 
 if TYPE_CHECKING:
     from ray_actors.cluster import JoinedRay, LocalRay

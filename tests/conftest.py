@@ -33,7 +33,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 def pytest_collection() -> None:
     """Import Lightning as the command line does, which takes half of the time."""
-    importlib.import_module("lightning_modules.light")
+    importlib.import_module("lightning_modules.quick_import")
 
 
 def pytest_collection_finish() -> None:

@@ -27,7 +27,7 @@ from pflsim.engine.interrupts import Stopped
 from pflsim.errors import SettingsError
 from pflsim.records import limits
 from pflsim.records.folder import LOCK, create_run_folder, is_complete, last_run, run_lock
-from pflsim.records.loggers import hyperparameters
+from pflsim.records.scalars import hyperparameters
 from pflsim.terminal.processes import Ended, in_processes
 
 pytestmark = pytest.mark.slow

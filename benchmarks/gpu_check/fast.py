@@ -26,7 +26,7 @@ from benchmarks.gpu_check.workers import workers
 from benchmarks.speed.plain import Loader, PlainLoop, State, average, train_client
 from lightning_modules.hosts.devices import claim_device
 from lightning_modules.hosts.inline import InlineExecutor
-from lightning_modules.lockstep.training import Lockstep
+from lightning_modules.lockstep.stack_training import Lockstep
 from lightning_modules.prepare import PreparedRun
 from lightning_modules.training import Training
 from pflsim.engine.execution import TrainTask

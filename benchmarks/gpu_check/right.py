@@ -31,8 +31,8 @@ from benchmarks.gpu_check.runs import (
     started,
 )
 from lightning_modules.hosts.inline import InlineExecutor
-from lightning_modules.lockstep.training import Lockstep
-from lightning_modules.surroundings import default_dtype
+from lightning_modules.lockstep.stack_training import Lockstep
+from lightning_modules.torch_defaults import default_dtype
 from pflsim.errors import RunError
 
 MODELS = NETS | {

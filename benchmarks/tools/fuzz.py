@@ -221,7 +221,7 @@ def in_child(words: list[str], folder: Path, seconds: float) -> tuple[str, str]:
 
 def main() -> int:
     """Run the configurations and print the counts."""
-    for name in ("pandas", "torch.utils.tensorboard", "lightning_modules.light", "ray_actors.run"):
+    for name in ("pandas", "torch.utils.tensorboard", "lightning_modules.quick_import", "ray_actors.run"):
         importlib.import_module(name)  # once, not in every process
 
     parser = argparse.ArgumentParser(description=__doc__)

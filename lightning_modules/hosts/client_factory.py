@@ -11,7 +11,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from lightning_modules.base import ClientModule
 from lightning_modules.nets.adjust import Adjustments
 from lightning_modules.nets.net import Net
-from lightning_modules.surroundings import default_dtype
+from lightning_modules.torch_defaults import default_dtype
 from lightning_modules.training import Training
 from pflsim.engine.execution import ClientTask, EvalRequest, TrainTask
 from pflsim.params import dtype_of, snapshot

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 
 from lightning_modules.base import ClientModule
-from lightning_modules.evaluation import confusion, totals
 from lightning_modules.hosts.attributes import unchanged_attributes
 from lightning_modules.hosts.client_factory import ClientFactory, InitialStates
 from lightning_modules.hosts.devices import claim_device, torch_threads
 from lightning_modules.hosts.failures import Failure, free_frames, kind_of, nonfinite
 from lightning_modules.lockstep.batch_schedule import ClientTraining
+from lightning_modules.lockstep.stack_training import Lockstep
 from lightning_modules.lockstep.tracing import bind_state, clone_state, restored_state
-from lightning_modules.lockstep.training import Lockstep
 from lightning_modules.loop import train
 from lightning_modules.nets.net import choose_memory_format
+from lightning_modules.predictions import confusion, totals
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import CropFlip, Examples, Partition, Shard, StackedShards, shard, stacked_shards
 from pflsim.engine.execution import AdaptTask, ClientTask, EvalRequest, FinetuneTask, ReplyTask, TrainTask

@@ -12,11 +12,11 @@ import numpy as np
 from pflsim.analysis.comparison import Comparison, best_first, compare
 from pflsim.analysis.differences import Difference
 from pflsim.analysis.groups import Group, group_runs
+from pflsim.analysis.headings import heading
 from pflsim.analysis.report.charts import Benchmark
 from pflsim.analysis.report.page import environment
 from pflsim.analysis.runs import Run
 from pflsim.analysis.verdict import points, scale_of
-from pflsim.analysis.words import heading
 from pflsim.config.names import listed
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition, shard

@@ -20,9 +20,9 @@ from tabulate import LATEX_ESCAPE_RULES, tabulate
 from pflsim.analysis.comparison import Comparison, Row, Spread
 from pflsim.analysis.differences import Difference, Family
 from pflsim.analysis.forest import as_text
+from pflsim.analysis.headings import about
 from pflsim.analysis.runs import incomplete, run_settings
 from pflsim.analysis.verdict import fixed, over_benchmarks, points, rounded, scale_of, steady
-from pflsim.analysis.words import about
 from pflsim.config.names import listed, written
 from pflsim.data.splits import copies_labels
 from pflsim.errors import SettingsError

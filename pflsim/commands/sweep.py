@@ -25,7 +25,7 @@ from pflsim.terminal.status import watching, write_status
 if TYPE_CHECKING:
     from pflsim.terminal.sweep_table import SweepTable
 
-LIGHT = "lightning_modules.light"
+LIGHT = "lightning_modules.quick_import"
 """Module that imports Lightning without packages that no run needs."""
 T = TypeVar("T")
 RUN_BYTES = 2 * 2**30

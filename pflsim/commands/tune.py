@@ -121,9 +121,9 @@ def _run(study: Study) -> list[Path]:
 def _tables(study: Study, runs: Sequence[Path]) -> list[str]:
     """Return what was tuned and the comparison of the runs, for a terminal and in Markdown."""
     from pflsim.analysis.comparison import compare_sets
+    from pflsim.analysis.headings import edges_of
     from pflsim.analysis.runs import read_run
     from pflsim.analysis.tables import Table, drawn, render
-    from pflsim.analysis.words import edges_of
     from pflsim.commands.tune_study import settings_text
     from pflsim.terminal.formats import in_text
     from pflsim.terminal.identity import identity

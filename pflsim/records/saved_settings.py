@@ -22,10 +22,10 @@ CHANGEABLE = (
     "pretrained.weights",
 )
 """Settings that may change when a run is resumed, because they do not change its results. A hash of the data detects
-other data at a new path. `stop` decides when the run ends; `ray_actors.resume` checks that it would not have ended
-before."""
+other data at a new path. `stop` decides when the run ends; `ray_actors.resume_point` checks that it would not have
+ended before."""
 EXTENSION = "rounds"
-"""The setting that extends a run; `ray_actors.resume` checks that the rounds that are done stay the same."""
+"""The setting that extends a run; `ray_actors.resume_point` checks that the rounds that are done stay the same."""
 CHANGED_CODE = "changed_code"
 """Allows to resume a run with other code of the user; no setting of the run."""
 FIXED_PLACEMENT = ("placement.threads", "placement.device", "placement.server_device")

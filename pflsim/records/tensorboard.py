@@ -10,7 +10,7 @@ import numpy as np
 
 from pflsim.records.evaluation import Scope, rows_by_scope
 from pflsim.records.heatmaps import by_kind, draw_heatmaps, drawing
-from pflsim.records.loggers import best_tag
+from pflsim.records.scalars import best_tag
 from pflsim.records.trace import RoundMatrices
 from pflsim.types import RoundRecord
 

@@ -15,8 +15,8 @@ import psutil
 
 from pflsim.records.folder import read_summary
 from pflsim.records.history import METRICS, RoundMetrics, Traffic, round_metrics, to_line
-from pflsim.records.loggers import Loggers, Scalars, client_scalars, memory_scalars
 from pflsim.records.per_client import COLUMNS, PER_CLIENT, complete_rounds, cut, newcomer_rows, round_rows
+from pflsim.records.scalars import Loggers, Scalars, client_scalars, memory_scalars
 from pflsim.records.summary import RunMeta, Summary, write_summary
 from pflsim.records.tensorboard import TensorBoard
 from pflsim.records.trace import DIAGNOSTICS, RoundMatrices, named, read_matrices, write_matrices

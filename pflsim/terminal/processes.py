@@ -98,7 +98,7 @@ def in_processes(functions: Iterable[Callable[[], Any]], parallel: int) -> Itera
 
 def import_early() -> None:
     """Start the process from which `in_processes` forks, and have it import what runs need while this one goes on."""
-    multiprocessing.set_forkserver_preload(["lightning_modules.light", "ray_actors.run"])
+    multiprocessing.set_forkserver_preload(["lightning_modules.quick_import", "ray_actors.run"])
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # new processes inherit this until `_begin`
     if len(os.fsencode(folder := tempfile.gettempdir())) > LONGEST_FOLDER:
         tempfile.tempdir = "/tmp"

@@ -9,8 +9,8 @@ from sklearn.metrics import f1_score, log_loss
 from support import rounds, softmax, world
 from torch import nn
 
-from lightning_modules.evaluation import confusion
 from lightning_modules.methods.fedavg import FedAvg
+from lightning_modules.predictions import confusion
 from lightning_modules.prototypes import class_means
 from pflsim.data.federated import FORWARD_BATCH, Examples
 from pflsim.engine.execution import EvalRequest

@@ -10,7 +10,7 @@ import pytest
 from lightning_modules.loggers import logger_makers
 from pflsim import cli
 from pflsim.records.history import read_history
-from pflsim.records.loggers import Loggers
+from pflsim.records.scalars import Loggers
 
 RUN = ("executor=inline", "clients=3", "rounds=2", "model.hidden=[4]", "progress=quiet")
 

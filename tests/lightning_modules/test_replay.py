@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from lightning_modules.contract.checks import inline
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.lockstep import replay
-from lightning_modules.lockstep.training import Lockstep
+from lightning_modules.lockstep.stack_training import Lockstep
 from pflsim.engine.simulation import Simulation
 
 SMALL = ["data=digits", "clients=6", "lockstep_clients=6", "rounds=3", "batch_size=8", "lr=0.05", "lockstep=true"]

@@ -21,7 +21,7 @@ from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.lockstep import compiler
 from lightning_modules.lockstep.batch_schedule import ClientTraining
 from lightning_modules.lockstep.program import Program
-from lightning_modules.lockstep.training import Stack
+from lightning_modules.lockstep.stack_training import Stack
 from lightning_modules.prepare import PreparedRun
 from pflsim.data.federated import Examples
 from pflsim.engine.execution import TrainTask

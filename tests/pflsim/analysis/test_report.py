@@ -19,8 +19,8 @@ from made_runs import make_run
 from pflsim.analysis.charts import axis
 from pflsim.analysis.comparison import compare
 from pflsim.analysis.groups import group_runs
+from pflsim.analysis.headings import about, heading, varying
 from pflsim.analysis.runs import read_run
-from pflsim.analysis.words import about, heading, varying
 from pflsim.cli import main
 from pflsim.records.environment import FORMAT
 from pflsim.records.trace import RoundMatrices, write_matrices

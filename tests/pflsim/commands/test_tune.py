@@ -15,7 +15,7 @@ from made_runs import make_run
 from support import refusing
 
 from pflsim import cli
-from pflsim.analysis.words import edges_of
+from pflsim.analysis.headings import edges_of
 from pflsim.commands import tune
 from pflsim.commands.overrides import values_of
 from pflsim.commands.tune_study import JOURNAL, STUDY, Method, methods_of

@@ -16,7 +16,7 @@ from made_runs import random_record as record
 from support import events
 
 from pflsim.records.history import Traffic, from_line, read_history, round_metrics, to_line
-from pflsim.records.loggers import hyperparameters
+from pflsim.records.scalars import hyperparameters
 from pflsim.records.summary import RunMeta
 from pflsim.records.trace import read_matrices
 from pflsim.records.tracker import MemorySampler, Tracker

@@ -15,11 +15,11 @@ import numpy as np
 
 from pflsim.analysis.differences import client_values
 from pflsim.analysis.groups import Group
+from pflsim.analysis.headings import edges_of
 from pflsim.analysis.report.structure import client_name
 from pflsim.analysis.runs import Run, find_runs, read_run, run_settings
 from pflsim.analysis.tables import numbers
 from pflsim.analysis.verdict import MAX_NAMES
-from pflsim.analysis.words import edges_of
 from pflsim.config.components import COMPONENTS
 from pflsim.config.names import listed, started_as, written
 from pflsim.config.settings import Settings, dotted
