@@ -21,7 +21,7 @@ def options(add: Callable[..., Any]) -> None:
 
 def execute(options: argparse.Namespace) -> None:
     """Write an HTML report on one or several runs."""
-    from pflsim.analysis.report.sections import STUDY
+    from pflsim.analysis.report.details import STUDY
 
     (first, *others), out = options.runs, options.out
     study = Path(first) if not others and (Path(first) / STUDY).is_file() else None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pflsim.analysis.report.charts as charts
-import pflsim.analysis.report.sections as sections
+import pflsim.analysis.report.details as details
 import pflsim.analysis.report.structure as structure
 from pflsim.analysis.charts import axis
 from pflsim.analysis.comparison import STATS, Comparison, Spread, compare, compare_sets, row
@@ -18,7 +18,7 @@ from pflsim.analysis.groups import check_evaluation
 from pflsim.analysis.headings import heading, varying
 from pflsim.analysis.report.charts import Benchmark, overall
 from pflsim.analysis.report.grid import MAX_GROUPS, grid_of
-from pflsim.analysis.report.sections import Study, read_study
+from pflsim.analysis.report.details import Study, read_study
 from pflsim.analysis.runs import Run, read_run
 from pflsim.analysis.tables import as_csv, drawn, numbers, records, remarks, span, tables
 from pflsim.analysis.verdict import decimals_of, fixed, over_benchmarks, points, rounded, scale_of, winners
@@ -56,7 +56,7 @@ def page(folders: Sequence[Path], study: Path | None = None) -> str:
     groups = [group for comparison in sets for group in comparison.groups]
     used = {run.folder for group in groups for run in (*group.runs, *group.left_out)}
     out = [_why(folder, run) for folder, run in read if not run or run.folder not in used]
-    timed = sections.undisturbed(run for _, run in read if run)
+    timed = details.undisturbed(run for _, run in read if run)
     return _render([_benchmark(c) for c in sets], out, study and read_study(study), count=len(folders), timed=timed)
 
 
@@ -112,7 +112,7 @@ def environment(who: Sequence[Identity]) -> Environment:
     env.filters |= {"begun": lambda text: text if text[1:2].isupper() else text[:1].upper() + text[1:], "zip": zip}
     env.filters["cut"] = lambda name, most: name if len(name) <= most else f"{name[: most - 1]}…"
     env.filters["yaml"] = partial(safe_dump, sort_keys=False, allow_unicode=True)
-    env.globals |= {"charts": charts, "sections": sections, "structure": structure, "answer": answer, "scale": scale_of}
+    env.globals |= {"charts": charts, "details": details, "structure": structure, "answer": answer, "scale": scale_of}
     env.globals |= {"CHOSEN": CHOSEN, "STATS": STATS, "evaluated": who_is_evaluated, "row_of": row}
     env.globals |= {"FAMILIES": FAMILIES, "who_all": who, "m": lambda one: f"m{who.index(one)}", "axis": axis}
     env.globals |= {"who_is": identity, "remarks": remarks}

@@ -14,7 +14,7 @@ import pytest
 import pflsim
 from pflsim import cli
 from pflsim.analysis.groups import group_runs
-from pflsim.analysis.report.sections import incidents
+from pflsim.analysis.report.details import incidents
 from pflsim.analysis.runs import read_run
 from pflsim.config.components import target_of
 from pflsim.config.settings import Eval, Optimizer, Settings, TaskChoice
