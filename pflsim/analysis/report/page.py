@@ -17,8 +17,8 @@ from pflsim.analysis.comparison import STATS, Comparison, Spread, compare, compa
 from pflsim.analysis.groups import check_evaluation
 from pflsim.analysis.headings import heading, varying
 from pflsim.analysis.report.charts import Benchmark, overall
-from pflsim.analysis.report.grid import MAX_GROUPS, grid_of
 from pflsim.analysis.report.details import Study, read_study
+from pflsim.analysis.report.grid import MAX_GROUPS, grid_of
 from pflsim.analysis.runs import Run, read_run
 from pflsim.analysis.tables import as_csv, drawn, numbers, records, remarks, span, tables
 from pflsim.analysis.verdict import decimals_of, fixed, over_benchmarks, points, rounded, scale_of, winners
