@@ -12,7 +12,7 @@ from lightning_modules.contract.checks import BATCH_NORM, inline, newcomers_join
 from lightning_modules.contract.command import maker
 from lightning_modules.prepare import PreparedRun, prepare
 from pflsim.config.checks import settings_from
-from pflsim.config.compose import CONFIGS, composing, parse
+from pflsim.config.compose import CONFIGS, parse
 from pflsim.engine.execution import EvalRequest, TrainTask
 from pflsim.errors import SettingsError
 from pflsim.messages import Message
@@ -157,9 +157,7 @@ def test_settings_that_are_refused(line: str) -> None:
     """In one line that names the setting."""
     method, _, given = line.partition(": ")
     usual = asdict(job(method).settings)
-    with composing([CONFIGS]):
-        settings = [(str(each.key_or_group), each.value()) for each in parse(given.split())]
-    for key, value in settings:
+    for key, value in (setting for word in given.split() for setting in parse([word]).items()):
         with refusing(f"method.{key}"):
             inline(prepare(settings_from({**usual, "method": {**usual["method"], key: value}}), trial=False))
 
