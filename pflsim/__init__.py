@@ -83,7 +83,8 @@ def _values(settings: Mapping[str, Any], overrides: Sequence[str], sweep: bool =
     from pflsim.commands.overrides import values_of
     from pflsim.config.compose import parse
 
-    return values_of(settings, sweep) | parse(overrides)
+    texts = parse(overrides)
+    return {key: value for key, value in values_of(settings, sweep).items() if key not in texts} | texts
 
 
 def _run(
@@ -159,7 +160,7 @@ def tune(
     """
     from pflsim.commands.tune import run_study
 
-    options = {"trials": trials, "seeds": seeds, "rounds": rounds, "config_dir": config_dirs}
+    options = {"trials": trials, "seeds": seeds, "rounds": rounds, "config_dir": [*map(str, config_dirs)]}
     return load(run_study(Path(into), {"settings": _values(settings, overrides, sweep=True), **options}))
 
 
@@ -191,7 +192,7 @@ def probe(
     """
     from pflsim.commands.probe import run_probe
 
-    options = {"seeds": seeds, "minutes": minutes, "config_dir": config_dirs}
+    options = {"seeds": seeds, "minutes": minutes, "config_dir": [*map(str, config_dirs)]}
     return run_probe(Path(into), {"settings": _values(settings, overrides), **options})
 
 

@@ -26,7 +26,7 @@ from pflsim.engine.execution import Executor, NodeLost, StatesLost
 from pflsim.engine.interrupts import Interrupts, Stopped
 from pflsim.engine.simulation import MAX_NODE_LOSSES, Simulation
 from pflsim.errors import DivergenceError, RunError, SettingsError, in_one_line
-from pflsim.records.checkpoint_read import Checkpoint
+from pflsim.records.checkpoint_read import Checkpoint, by_round
 from pflsim.records.environment import check_code, write_environment
 from pflsim.records.folder import LOG, create_run_folder, run_lock, run_log, run_status, write_config
 from pflsim.records.history import validation_scores
@@ -130,13 +130,18 @@ class Runner:
         Raises:
             RunError: see `run`.
         """
-        for _ in range(MAX_NODE_LOSSES):
+        losses, reached = 0, -1
+        while True:
             try:
                 return session()
             except StatesLost as lost:
+                newest = max(by_round(folder / "checkpoints"), default=-1)
+                losses, reached = 1 if newest > reached else losses + 1, newest
+                if losses == MAX_NODE_LOSSES:
+                    why = f"{lost}, {losses} times without a new checkpoint; resume={folder} continues"
+                    raise RunError(why) from None
                 logger.warning(f"{lost}; the rounds after the newest checkpoint are repeated, and recorded again")
             session = partial(self._resume, folder, settings, callbacks, True)
-        raise RunError(f"states were lost with a node, {MAX_NODE_LOSSES} times")
 
     def _resume(self, folder: Path, settings: Settings, callbacks: Callbacks, changed_code: bool) -> Summary:
         """Run the rounds after the newest checkpoint, see `resume`."""

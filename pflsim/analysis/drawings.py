@@ -226,7 +226,8 @@ def draw_curves(comparison: Comparison, style: Style, against: Against = "rounds
     for row, (own, _) in found.items():
         means = dict(zip(own.x, own.mean, strict=True))
         cells = [f"{means[n]:.3f}" if n in means else "" for n in rounds]
-        table.append((row.label, *cells, f"{own.low[-1]:.3f}", f"{own.high[-1]:.3f}"))
+        ends = (f"{own.low[-1]:.3f}", f"{own.high[-1]:.3f}") if own.x[-1] == longest[-1] else ("", "")
+        table.append((row.label, *cells, *ends))
     headers = ("method", *(f"round {n:.0f}" for n in rounds), "lowest", "highest")
     note = "Mean over seeds by round; band, and lowest and highest: seeds, in the table in the last round"
     return figure, Table(title(comparison, in_words=True), headers, tuple(table), (note, *comparison.objections))

@@ -348,10 +348,10 @@ def judged_on(run: Run, name: str | None) -> Run:
     Raises:
         SettingsError: there is no such set, or the run has no results on it.
     """
-    if name is None:
-        return run
-    if name not in SETS:
+    if name is not None and name not in SETS:
         raise SettingsError(f"--set {name}: {nearest(name, SETS)}")
+    if name is None or not run.history:
+        return run
     scope = Scope(cast(ModelKind, "newcomer"), "test", SETS[name])
     last, rows = run.history[-1], run.counts(run.history[-1].round, scope).reset_index()
     if rows.empty:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from pflsim.analysis.differences import ALPHA, Family, Level
 from pflsim.config.names import listed
@@ -184,17 +184,17 @@ def over_benchmarks(families: Sequence[Family]) -> str:
     return "; ".join([lead, *said]) + "."
 
 
-def winners(families: Mapping[str, Family]) -> str:
+def winners(families: Sequence[tuple[str, Family]]) -> str:
     """Return how many methods are clearly better than the reference in each benchmark.
 
     Args:
-        families: the differences to its reference, by the name of each benchmark.
+        families: the name of each benchmark, and the differences to its reference.
     """
     counts = []
-    for name, family in families.items():
+    for name, family in families:
         up = sum(d.level == "clear" and family.gains(d) for d in family.differences)
         counts.append(f"{up or 'none'} of {plural(len(family.differences), 'method')} with {name}")
-    return f"Clearly better than {_references(families.values())}: {listed(counts)}."
+    return f"Clearly better than {_references(family for _, family in families)}: {listed(counts)}."
 
 
 def _references(families: Iterable[Family]) -> str:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
+
 from pflsim.config.components import COMPONENTS, target_of
 from pflsim.config.compose import Several
 from pflsim.config.names import written
@@ -29,7 +31,7 @@ def values_of(settings: Mapping[str, Any], sweep: bool = False) -> dict[str, Any
     """
     found = dict[str, Any]()
     for key, value in settings.items():
-        several = value if sweep and isinstance(value, list) else [value]
+        several = value if sweep and isinstance(value, list | range) else [value]
         if not several:
             raise SettingsError(f"{key}=[]: expected at least one value to sweep")
         choices = [_component(key, choice) if key in COMPONENTS else _section(key, choice) for choice in several]
@@ -51,9 +53,11 @@ def _plain(value: Any) -> Any:
     """Return a value as YAML has it; functions and objects become names."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
-    if hasattr(value, "tolist"):  # of NumPy or torch
+    if isinstance(value, np.floating):
+        return float(str(value))  # 0.1 of float32
+    if hasattr(value, "tolist") and not isinstance(value, type):  # of NumPy or torch
         return value.tolist()
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | range):
         return [*map(_plain, value)]
     if value is None or isinstance(value, bool | int | float):
         return value
@@ -66,7 +70,8 @@ def _component(key: str, value: Any) -> dict[str, Any]:
         return {key: value}
     if isinstance(value, Mapping) and "train" not in value:
         chosen = _component(key, value["name"]) if "name" in value else {}
-        return chosen | _section(key, {name: item for name, item in value.items() if name != "name"})
+        others = {name: item for name, item in value.items() if name != "name"}
+        return chosen | (_section(key, others) if others else {})
     if key == "method" and isinstance(value, tuple) and len(value) == 2:
         return {"method": target_of(value[0]), "method.server": target_of(value[1])}
     parts = value if isinstance(value, tuple) else (value,)

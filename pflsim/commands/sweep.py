@@ -64,7 +64,7 @@ def run_all(
         runs = of_all(to_settings, configs, names)
         check_sweep(runs, jobs)
         if len(runs) > 1:
-            kinds = [[value for value in job.values() if type(value) not in (int, float)] for job in jobs]
+            kinds = [{key: value for key, value in job.items() if type(value) not in (int, float)} for job in jobs]
             # runs with equal data follow each other, so that the data are read once
             chosen = sorted({*map(kinds.index, kinds)}, key=lambda n: (str(runs[n].data), n))
             of_all(partial(runner.check, kept={}), [runs[n] for n in chosen], [names[n] for n in chosen])

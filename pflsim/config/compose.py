@@ -100,7 +100,9 @@ def composed(given: Mapping[str, Any], folders: Sequence[Path]) -> Composition:
     if not isinstance(quick, bool):
         raise SettingsError(f"{QUICK}={written(quick)}: expected true or false, as in +experiment=NAME quick=true")
     if both := re.fullmatch(r"([\w.]+)\+(\w+)", str(values.get("method"))):  # as it is named in records
-        values |= {"method": both[1], "server_optimizer": both[2]}
+        parts = {"method": both[1], "server_optimizer": both[2]}
+        pairs = (pair for key, value in values.items() for pair in (parts if key == "method" else {key: value}).items())
+        values = dict(pairs)  # of the method's server optimiser and another one, the last counts
     _check_values(values, groups)
     if quick:
         experiment = {key: value for key, value in values.items() if key == "experiment"}

@@ -76,6 +76,8 @@ def load_federation(settings: Settings, kept: dict[str, Dataset] | None = None) 
         kept.clear()  # before another one takes memory
         doing(f"reading data={component_name(settings, 'data')}")
         kept[key] = load()
+        if not isinstance(kept[key], Dataset):
+            check_dataset(kept[key], f"data={component_name(settings, 'data')}")
         doing("preparing the clients")
     dataset = as_task(kept[key], settings.task.name)
     if dataset.task != kept[key].task:

@@ -61,6 +61,15 @@ def test_sections_and_sweeps() -> None:
     assert values_of({"trace": {"rounds": [1]}}, sweep=True) == {"trace.rounds": [1]}
     named = {"method": {"name": "ditto", "lam": 0.5}, "split": {"validation": 0}}
     assert values_of(named) == {"method": "ditto", "method.lam": 0.5, "split.validation": 0}
+    assert values_of({"method": {"name": "ditto"}, "lr": np.float32(0.1)}) == {"method": "ditto", "lr": 0.1}
+    assert values_of({"seed": range(2), "model.hidden": [range(4, 6)]}, sweep=True) == {
+        "seed": [0, 1], "model.hidden": [4, 5],
+    }  # fmt: skip
+    with refusing("lr"):
+        settings_of(**values_of({"lr": np.ndarray}))
+    for last in ("fedadam", "fedyogi"):
+        given = {"method": "ditto+fedadam", "server_optimizer": last}
+        assert settings_of(**given).names["server_optimizer"] == last
     parts = values_of({"split": [{"validation": 0}, {"validation": 0.5}]}, sweep=True)
     assert [settings_of(**job).split["validation"] for job in sweep(parts)] == [0, 0.5]
     assert parse(["method=glob(fedpr*)", "seed=range(2)"]) == {"method": ["fedproto", "fedprox"], "seed": [0, 1]}

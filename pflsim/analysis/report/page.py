@@ -132,10 +132,10 @@ def _render(benchmarks: Sequence[Benchmark], out: Sequence[tuple[str, str]], stu
         "unfinished": out, "csv": as_csv(r for c in comparisons for r in records(c)),
         "latex": "\n\n".join(drawn(tables(each), "latex") for each in comparisons), "winners": "", "together": "",
     }  # fmt: skip
-    families = {" ".join(name): each.families[0] for name, each in zip(names, comparisons, strict=True)}
+    families = [(" ".join(name), each.families[0]) for name, each in zip(names, comparisons, strict=True)]
     if len(benchmarks) > 1 and all(c.paired for c in comparisons):
         values |= {"winners": winners(families), "overall": overall(benchmarks)}
-        values["together"] = over_benchmarks([*families.values()])
+        values["together"] = over_benchmarks([family for _, family in families])
     texts = [env.get_template("section.html").render(values, b=benchmark) for benchmark in benchmarks]
     values["sections"] = [Markup(_with_own_ids(text, number) if number else text) for number, text in enumerate(texts)]
     return env.get_template("report.html").render(values)
