@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ray_actors.resources import ActorPool
 
 os.environ.setdefault("RAY_worker_niceness", "0")  # or Ray's actors get no CPU beside other tests
+os.environ.pop("COLUMNS", None)  # pytest-xdist sets it, and tables are as wide as the terminal
 hypothesis.settings.register_profile("pflsim", deadline=None)  # tests run beside other work
 hypothesis.settings.load_profile("pflsim")
 install_import_hook(["pflsim.fusion", "lightning_modules.losses"], "beartype.beartype")
@@ -55,7 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 DRAWN = {
     "curves", "data_splits", "diagnostics_of_methods", "explicit_partition", "figures", "matrices", "shifts",
-    "surroundings", "tracking",
+    "torch_defaults", "tracking",
 }  # fmt: skip
 """Files with tests of pictures."""
 MEASURED = {"limits", "tracking"}
