@@ -102,7 +102,7 @@ def check_inputs(where: str, columns: Sequence[Column], named: Collection[str], 
     each |= {c.name: _no_category(c.counts) for c in columns if c.counts and c.name not in named}
     if found := {name: why for name, why in each.items() if why}:
         said = "; ".join(f"{name!r} {why}" for name, why in found.items())
-        remedy = f"Leave them out with {pasted('data.exclude', [*excluded, *found])}, make them numbers or text"
+        remedy = f"Leave them out with {pasted('data.exclude', [*excluded, *found])}, mend them"
         named_too = ", or name them in data.categorical or data.features" * any(
             c.counts for c in columns if c.name in found
         )
