@@ -42,9 +42,8 @@ def run(made: PreparedRun, folder: Path) -> tuple[InlineExecutor, Records]:
     return executor, records
 
 
-def assert_close(one: InlineExecutor, other: InlineExecutor) -> None:
-    """The search of pFedFDA for β enlarges rounding to some 1e-9."""
-    torch.testing.assert_close(states(one), states(other), rtol=1e-7, atol=1e-8)
+def assert_close(one: InlineExecutor, other: InlineExecutor, times: float = 1) -> None:
+    torch.testing.assert_close(states(one), states(other), rtol=1e-9 * times, atol=1e-11 * times)
 
 
 def assert_equal_to_the_loop(folder: Path, *overrides: str, together: int = 3) -> None:
@@ -53,12 +52,13 @@ def assert_equal_to_the_loop(folder: Path, *overrides: str, together: int = 3) -
     assert max(map(len, made.factory.stacks)) == together
     stacked, found_in = run(made, folder / "stacked")
     assert any(len(lockstep.traces) for lockstep in stacked.host.locksteps.values())
-    assert_close(stacked, loop)
+    times = 100 if "method=pfedfda" in overrides else 1  # its search for β enlarges rounding
+    assert_close(stacked, loop, times)
     for one, other in zip(in_turn.records, found_in.records, strict=True):
         assert one.cohort == other.cohort
         for a, b in zip(one.reports, other.reports, strict=True):
             assert (a.client, a.steps, a.up_bytes) == (b.client, b.steps, b.up_bytes)
-            assert dict(b.losses) == pytest.approx(dict(a.losses), rel=1e-7, abs=1e-8)
+            assert dict(b.losses) == pytest.approx(dict(a.losses), rel=1e-9 * times, abs=1e-12 * times)
 
 
 DECAYED = [*SMALL, "momentum=0.5", "weight_decay=0.01", "local_steps=9"]

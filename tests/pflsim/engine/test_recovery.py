@@ -163,13 +163,24 @@ SMALL: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("lost", "every"), [({"send": 1}, 0), ({"train": 4}, 2), ({"train": 4, "fuse": 5}, 0), ({"finetune": 1}, 2)]
+    ("lost", "every"),
+    [
+        ({"send": 1}, 0),
+        ({"train": 4}, 2),
+        ({"train": 4, "fuse": 5}, 0),
+        ({"train": 4, "fuse": 5}, 1),
+        ({"finetune": 1}, 2),
+    ],
 )
 def test_the_run_resumes_after_lost_states(
     lost: dict[str, int], every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From its newest checkpoint, or from the beginning; callbacks are called once for each round."""
+    """From its newest checkpoint, or from the beginning; callbacks are called once for each round.
+
+    Losses are counted anew after each new checkpoint.
+    """
     left, calls = dict(lost), Counter[str]()
+    monkeypatch.setattr("ray_actors.run.MAX_NODE_LOSSES", 3 if every == 0 else 2)
 
     class Losing(InlineExecutor):
         def recover(self) -> None:
