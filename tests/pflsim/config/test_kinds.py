@@ -7,11 +7,12 @@ from textwrap import dedent
 
 import numpy as np
 import pytest
+from support import settings_of
 
 from lightning_modules.hosts.client_factory import MakesClient, MakesNet, MakesRule
 from pflsim.config.components import resolve
 from pflsim.data.dataset import Dataset, Loader, check_dataset
-from pflsim.data.federate import PartitionRule, SplitRule, federate
+from pflsim.data.federate import PartitionRule, SplitRule, federate, load_federation
 from pflsim.data.federated import Partition
 from pflsim.data.partitions import iid
 from pflsim.data.splits import official
@@ -120,6 +121,14 @@ X, Y = np.zeros((6, 3), np.float32), np.array([0, 1, 2, 0, 1, 2])
 def test_what_a_loader_returns(made: object, says: str) -> None:
     with pytest.raises(SettingsError, match=f"data=own.*{says}"):
         check_dataset(made, "data=own")
+
+
+def test_a_run_whose_loader_returns_no_dataset_says_so() -> None:
+    def returns() -> Dataset:
+        return 3  # type: ignore[return-value]
+
+    with pytest.raises(SettingsError, match="int"):
+        load_federation(settings_of(data=returns))
 
 
 @pytest.mark.parametrize(
