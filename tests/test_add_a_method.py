@@ -2,7 +2,6 @@
 
 import csv
 import json
-from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent, indent
 from typing import Any
@@ -61,11 +60,6 @@ def test_a_term_is_added_to_one_phase_of_a_method(mine: Path) -> None:
     losses = [json.loads(line)["losses"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert all({*terms} == {"head/ce", "body/ce", "body/size"} and terms["body/size"] > 0 for terms in losses)
     assert "warnings" not in json.loads((folder / "summary.json").read_text())
-
-
-def test_its_settings_are_checked(mine: Path, refused: Callable[..., str]) -> None:
-    words = ("--config-dir", "mine/configs", "method=body_prox", "method.mu=-1", "executor=inline")
-    assert "method.mu=-1" in refused(*words) and not (mine / "runs").exists()
 
 
 def client_of(method: str) -> type[ClientModule]:

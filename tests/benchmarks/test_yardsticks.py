@@ -10,10 +10,8 @@ from torch import Tensor
 
 from benchmarks.cases import CASES, overrides, settings_of
 from benchmarks.speed import ours, plain, plain_ray
-from benchmarks.speed.machine import rates
 from benchmarks.speed.rounds import expected_steps, forward_flops, step_flops
 from lightning_modules.hosts.devices import torch_threads
-from lightning_modules.nets.cnn import Cnn
 from lightning_modules.nets.mlp import Mlp
 from lightning_modules.prepare import PreparedRun, prepare
 from pflsim.config.settings import Settings
@@ -84,16 +82,3 @@ def test_an_mlp(batch: int) -> None:
     net = Mlp((1, 28, 28), 10)
     assert step_flops(net, (1, 28, 28), batch) == 2 * batch * (2 * 784 * 100 + 3 * 100 * 10)
     assert forward_flops(net, (1, 28, 28), batch) == 2 * batch * (784 * 100 + 100 * 10)
-
-
-def test_a_cnn() -> None:
-    """As the MLP: a convolution is a product for each of its output's places."""
-    net = Cnn((1, 28, 28), 10)
-    first, second, hidden, head = 24 * 24 * 25 * 32, 8 * 8 * 25 * 32 * 64, 4 * 4 * 64 * 512, 512 * 10
-    assert forward_flops(net, (1, 28, 28), 10) == 20 * (first + second + hidden + head)
-    assert step_flops(net, (1, 28, 28), 10) == 20 * (2 * first + 3 * (second + hidden + head))
-
-
-def test_rates_of_the_machine() -> None:
-    found = rates(seconds=0.01, sizes=(64, 96))
-    assert found.keys() == {"one", "two"} and min(found.values()) > 0

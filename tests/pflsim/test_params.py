@@ -151,11 +151,6 @@ def test_load_errors() -> None:
         load(nn.Linear(2, 2), {"bias": torch.zeros(1)})  # would broadcast
 
 
-def test_an_empty_message_costs_nothing() -> None:
-    assert payload_bytes(Message()) == 0
-    assert payload_bytes(Uplink(client=3, num_examples=100)) == 0  # the header is no traffic
-
-
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4), (torch.float64, 8), (torch.float16, 2)])
 def test_weights_and_extra_by_element_size(dtype: torch.dtype, size: int) -> None:
     weights = {"w": torch.zeros(3, 5, dtype=dtype), "b": torch.zeros((), dtype=dtype)}

@@ -2,9 +2,7 @@
 
 import csv
 import io
-import shutil
 import signal
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -56,17 +54,6 @@ def test_a_table_for_each_partition(sweep: Callable[..., str]) -> None:
     assert "partition.alpha" not in said.replace("alpha=0.5,", "")  # not in the labels: it is in the titles
 
 
-def test_one_method_on_several_partitions_is_one_table(sweep: Callable[..., str]) -> None:
-    said = sweep("method=local", "partition=dirichlet", "partition.alpha=0.5,5.0")
-    assert said.count("Test accuracy on") == 1 and "Differences" not in said
-    assert "Local partition.alpha=5.0" in said
-    assert "CAUTION: the clients have different examples: partition.alpha=0.5 or 5.0" in said
-
-
-def test_a_single_run_has_no_table(sweep: Callable[..., str]) -> None:
-    assert sweep("method=local") == ""
-
-
 Run = Callable[[Settings], Path]
 
 
@@ -100,27 +87,6 @@ def test_what_was_done_before_the_end(
     assert status == {Stopped: 130, RunError: 1, KeyboardInterrupt: 130}[type(end)]
     assert ("Test accuracy" in out) == (not isinstance(end, KeyboardInterrupt))
     assert ("1 of 4 runs failed" in err) == (type(end) is RunError)
-
-
-def test_a_terminal_shows_a_line_for_each_run_of_a_sweep(
-    runner: Callable[[Run], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """While they run, a table shows them; afterwards the results and the folders are left."""
-    runner(lambda settings: make_run(tmp_path / f"{settings.seed}", ONE, seed=settings.seed))
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    assert cli.main(["-m", "method=fedavg", "seed=0,1"]) == 0
-    out = capsys.readouterr().out
-    assert [out.count(f"{tmp_path / seed}\n") for seed in "01"] == [1, 1] and "[1/2]" in out
-    assert "waiting" in out and "\x1b[?25h" in out, "the cursor is back"
-
-
-def test_only_complete_runs_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folders = [make_run(tmp_path / str(n), ONE, seed=n, complete=n < 2) for n in range(3)]
-    print_comparisons(folders[1:])
-    assert capsys.readouterr().out == ""
-    print_comparisons(folders)
-    assert "seeds 0,1\n" in capsys.readouterr().out
 
 
 def test_repeated_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,16 +134,6 @@ def test_a_folder_of_runs_or_a_pattern(said: Said, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("suffix", "start"), [("txt", "Test acc"), ("md", "Test acc"), ("tex", "% needs"), ("csv", "label,")]
-)
-def test_files(said: Said, folder: Path, tmp_path: Path, suffix: str, start: str) -> None:
-    file = tmp_path / f"table.{suffix}"
-    status, out, _ = said(folder, "--out", file)
-    assert (status, out) == (0, f"written to {file}\n")
-    assert file.read_text(encoding="utf-8").startswith(start) and file.read_text(encoding="utf-8").endswith("\n")
-
-
-@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["nowhere"], "nowhere"),
@@ -209,37 +165,6 @@ def test_each_set_of_comparable_runs_has_its_table(said: Said, folder: Path) -> 
     assert status == 0 and [row["label"] for row in rows] == ["fedavg", "local", "ditto", "fedavg"]
     assert len({row["comparison"] for row in rows[:2]}) == len({row["comparison"] for row in rows[2:]}) == 1
     assert rows[0]["comparison"] != rows[2]["comparison"]
-
-
-def test_a_stopped_sweep_is_compared_on_the_seeds_that_methods_share(said: Said, tmp_path: Path) -> None:
-    for method, seed in (("local", 0), ("local", 1), ("local", 2), ("fedavg", 0)):
-        make_run(tmp_path / f"{method}-{seed}", [[(9, 10), (9, 10)]], method=method, seed=seed)
-    _, out, _ = said(tmp_path)
-    assert "Differences to Local" in out and "missing: Local seed 1 and Local seed 2" in out
-
-
-def test_learning_rates_are_listed_where_labels_lack_them(said: Said, tmp_path: Path) -> None:
-    for method, lr in (("local", 0.1), ("fedavg", 0.2), ("fedavg", 0.3)):
-        make_run(tmp_path / f"{method}-{lr}", ONE, method=method, lr=lr)
-    assert "\nlr: 0.1 (Local)\n" in said(tmp_path)[1]
-    shutil.rmtree(tmp_path / "fedavg-0.3")
-    assert "\nlr: 0.2 (FedAvg), 0.1 (Local)\n" in said(tmp_path)[1]
-
-
-def test_a_broken_run(said: Said, folder: Path) -> None:
-    (folder / "local-0/metrics.jsonl").write_text("{}\n")
-    status, _, err = said(folder)
-    assert status == 2 and err.startswith(f"error: {folder}/local-0/metrics.jsonl cannot be read")
-
-
-def test_a_line_that_was_cut_off_is_left_out(said: Said, folder: Path) -> None:
-    path = folder / "local-0/per_client.csv"
-    whole = path.read_text()
-    path.write_text(whole + "3,0,test,personal,tr")
-    assert said(folder)[0] == 0
-    path.write_text(whole.removesuffix("\n"))
-    status, out, err = said(folder)
-    assert (status, out) == (2, "") and err.startswith(f"error: {folder}/local-0: per_client.csv has 1 clients")
 
 
 def test_clients_that_joined_after_the_last_round(said: Said, tmp_path: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-from itertools import product
 from pathlib import Path
 
 import matplotlib
@@ -20,7 +18,6 @@ from pflsim.analysis.drawings import DRAWN, STYLES
 from pflsim.analysis.figures import all_figures
 from pflsim.analysis.forest import NOT_CLEAR
 from pflsim.analysis.groups import group_runs
-from pflsim.analysis.runs import read_run
 from pflsim.cli import main
 from pflsim.errors import SettingsError
 from pflsim.terminal.identity import identity
@@ -110,48 +107,6 @@ def test_the_frontier_has_what_is_better_than_the_cheaper(comparison: Comparison
     assert [row.group.method for row in frontier(one_seed)] == ["local", "pfedme", "fedrep"]
 
 
-def test_the_axis_of_bytes_has_two_ticks_however_near_the_costs(tmp_path: Path) -> None:
-    sent = {"local": 0, "fedrep": 8700, "ditto": 8800}
-    near = [made(tmp_path / m, [[(n, 20)] * 3], method=m, up=b, down=b) for n, (m, b) in enumerate(sent.items())]
-    (figure, _) = all_figures([compare(group_runs(near))], only=["cost"])["cost"]
-    assert [label.get_text() for label in figure.axes[0].get_xticklabels()][0] == "none"
-    assert len(figure.axes[0].get_xticks()) == 3
-
-
-def test_names_cover_no_line_and_the_plot_fills_the_figure(comparison: Comparison, tmp_path: Path) -> None:
-    drawn = {name: figure for name, (figure, _) in all_figures([comparison], only=["cost", "forest"]).items()}
-    for name, figure in drawn.items():
-        figure.savefig(tmp_path / f"{name}.png")
-    axes = drawn["cost"].axes[0]
-    steps = next(line for line in axes.lines if line.get_drawstyle() == "steps-post")
-    corners = axes.transData.transform(np.asarray(steps.get_xydata()))
-    marks = [line.get_xdata()[0] for line in axes.lines if line is not steps]
-    assert np.asarray(steps.get_xdata())[-1] == max(marks), "the line goes on to the last mark"
-    for (x, y), (end, _) in zip(corners, corners[1:], strict=False):
-        for box in (text.get_window_extent() for text in axes.texts):
-            assert not (box.y0 < y < box.y1 and box.x0 < end and x < box.x1)
-    ticks = [text.get_text() for text in drawn["forest"].axes[0].get_xticklabels()]
-    assert {text[0] for text in ticks} <= {"+", "−", "0"} and "0" in ticks
-    label = drawn["forest"].axes[0].xaxis.label.get_window_extent()
-    assert label.y0 < 0.06 * drawn["forest"].dpi, "no strip below it"
-
-
-def test_methods_at_one_place_have_one_name_and_clients_of_all_seeds_one_column(tmp_path: Path) -> None:
-    found = []
-    for method, seed in product(("local", "fedavg", "fedbn"), (0, 1)):
-        sent = 10 * (method != "local")
-        folder = tmp_path / f"{method}{seed}"
-        run = made(folder, [[(7 - seed, 10), (5, 10), (9, 10)]], method=method, seed=seed, up=sent, down=sent)
-        (folder / "partition.json").write_text(json.dumps({"hash": run.partition_hash, "names": ["a", "b", "c"]}))
-        found.append(read_run(folder))
-    drawn = all_figures([compare(group_runs(found))], only=["cost", "clients"])
-    texts = [text.get_text() for text in drawn["cost"][0].axes[0].texts]
-    assert sorted(texts) == ["//", "FedAvg and FedBN", "Local"]
-    assert len(drawn["clients"][0].axes[0].lines[0].get_xdata()) == 3
-    low, high = drawn["cost"][0].axes[0].get_ylim()
-    assert high - low == pytest.approx(0.1), "differences of nothing are not drawn large"
-
-
 @pytest.mark.parametrize("style", STYLES)
 def test_sizes_and_fonts(comparison: Comparison, style: str, tmp_path: Path) -> None:
     """As wide as a column or the page, with embedded TrueType fonts; saved outside of the settings that drew it."""
@@ -165,32 +120,6 @@ def test_sizes_and_fonts(comparison: Comparison, style: str, tmp_path: Path) -> 
         sizes = {text.get_fontsize() for text in figure.findobj(matplotlib.text.Text) if text.get_text()}  # type: ignore
         assert sizes <= {STYLES[style].labels, STYLES[style].ticks}
     assert dict(matplotlib.rcParams) == before
-
-
-def test_many_methods_take_the_page(comparison: Comparison, tmp_path: Path) -> None:
-    many = [made(tmp_path / f"{n}", [[(n, 20)] * 3], method=f"mine.M{n}") for n in range(11)]
-    (figure, _) = all_figures([compare(group_runs(many), reference="mine.M3")], "icml", ["clients"])["clients"]
-    assert figure.get_figwidth() == STYLES["icml"].page and len([axes for axes in figure.axes if axes.axison]) == 10
-
-
-def test_curves_have_a_panel_each_or_names_at_their_ends(comparison: Comparison, tmp_path: Path) -> None:
-    (figure, _) = all_figures([comparison], only=["curves"])["curves"]
-    titles = [axes.get_title("left") for axes in figure.axes if axes.axison]
-    assert titles == ["FedRep", "IFCA", "pFedMe", "Ditto", "APFL"]
-    assert all(len(axes.lines) == 3 for axes in figure.axes if axes.axison), "with Local and FedAvg"
-    rates = [made(tmp_path / f"lr{n}", [[(n, 9)]] * 3, lr=0.1 * (n + 1)) for n in range(7)]
-    (figure, _) = all_figures([compare(group_runs(rates))], only=["curves"])["curves"]
-    assert len([axes for axes in figure.axes if axes.axison]) == 7, "FedAvg with seven learning rates"
-    sent = {"local": (5, 0), "apfl": (5, 1000), "ditto": (8, 1000)}
-    few = [made(tmp_path / m, [[(n, 9)]] * 3, method=m, up=size, down=size) for m, (n, size) in sent.items()]
-    for against, above in (("rounds", set[str]()), ("bytes", {"Local"})):
-        (figure, _) = all_figures([compare(group_runs(few))], only=["curves"], against=against)["curves"]
-        (axes,) = figure.axes
-        assert {text.get_text() for text in axes.texts} == {"Local", "APFL", "Ditto"}
-        assert {text.get_text() for text in axes.texts if text.get_ha() == "center"} == above, "nothing ends beside it"
-        figure.savefig(tmp_path / "x.png")
-        boxes = [text.get_window_extent() for text in axes.texts]
-        assert not any(a.overlaps(b) for n, a in enumerate(boxes) for b in boxes[:n])
 
 
 def test_the_command(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import io
-import re
 from collections.abc import Sequence
-from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,19 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_runs import made
-from rich.cells import cell_len
-from rich.console import Console
 
 from pflsim.analysis.charts import limits_of
 from pflsim.analysis.comparison import Comparison, Row, Spread, compare
-from pflsim.analysis.forest import GLYPHS, as_text
+from pflsim.analysis.forest import as_text
 from pflsim.analysis.groups import group_runs
 from pflsim.analysis.report.charts import Benchmark, overall
-from pflsim.analysis.report.page import page as report
-from pflsim.analysis.runs import find_runs, read_run
-from pflsim.analysis.tables import forest_text, render
+from pflsim.analysis.tables import render
 from pflsim.cli import main
-from pflsim.terminal.identity import MARKS, identity
+from pflsim.terminal.identity import identity
 
 pytestmark = pytest.mark.slow
 
@@ -86,12 +79,6 @@ def test_marks_by_evidence() -> None:
     assert "◦" in one_seed and "─" not in one_seed and "one seed" in one_seed
 
 
-def test_every_character_takes_one_cell() -> None:
-    assert {*GLYPHS} == {*MARKS}
-    assert all(cell_len(glyph) == 1 for glyph in (*GLYPHS.values(), *"○◦◂▸─┼│−…"))
-    assert len({*GLYPHS.values()}) == len(GLYPHS)
-
-
 def test_the_axis_leaves_out_what_is_far_behind() -> None:
     low, high = axis((0.4, (0.1, 0.7), None), (-0.5, (-3.0, 2.0), None), (-54.1, (-55.0, -53.0), None))
     assert -4 < low < -3 and 2 < high < 3, "means and seeds of the better half, and a margin"
@@ -104,23 +91,6 @@ def test_the_axis_leaves_out_what_is_far_behind() -> None:
     assert axis((0.0, (), None)) == [-2.0, 2.0]
 
 
-@pytest.mark.parametrize("higher", [True, False])
-def test_the_axis_has_intervals_up_to_twice_the_better_half(higher: bool) -> None:
-    sign = 1 if higher else -1
-    wide, wider, beyond = ((sign * -6.0, sign * 14.0), (sign * -50.0, sign * 56.0), (-95.0, 95.0))
-
-    def limits(*intervals: Ends) -> list[float]:
-        found = [(sign * m, [sign * 5.0], ends) for m, ends in zip((4.0, 3.0, -90.0), intervals, strict=False)]
-        return sorted(sign * end for end in axis(*found, higher=higher))
-
-    low, high = limits(None, wide, beyond)
-    assert -7 < low < -6 and 8 < high < 9, "the means reach 4, so intervals reach 8, whatever the seeds"
-    low, high = limits(wider, wider, beyond)
-    assert -9 < low < -8 and 8 < high < 9
-    low, high = limits(None, wide)
-    assert -1 < low <= 0 and 5 < high < 6, "of the better half only"
-
-
 def test_the_page_has_the_axis_of_the_terminal(tmp_path: Path) -> None:
     """Also with a panel for each of several benchmarks."""
     rights = {"local": 50, "ditto": 51, "fedrep": 52, "fedavg": 10}
@@ -131,24 +101,6 @@ def test_the_page_has_the_axis_of_the_terminal(tmp_path: Path) -> None:
     assert '<use href="#k-dot" x="14" class="k na"/>' in (tmp_path / "page.html").read_text(), "and not clear"
     for each in (page.delta_axis(), overall([page, page])[1]):
         assert (each.low, each.high) == pytest.approx(limits)
-
-
-def test_the_second_reference_has_intervals_over_seeds_too(tmp_path: Path) -> None:
-    """IFCA is ahead of FedAvg by 1, 5 and 9 of 100: over seeds 5 ± 4.303 · 4/√3, that is −4.9 to 14.9."""
-    gains = {"local": (0, 0, 0), "fedavg": (0, 0, 0), "ifca": (1, 5, 9)}
-    for (method, own), seed in product(gains.items(), range(3)):
-        made(tmp_path / f"{method}{seed}", [[(50 + own[seed], 100)] * 8], method=method, seed=seed)
-    found = compare(group_runs(map(read_run, find_runs([str(tmp_path / "*")]))))
-    second = Benchmark(found, found, None).delta_axis(1)
-    assert second.low < -0.049 and 0.1 < second.high < 0.11, "to the right up to twice the largest mean"
-    row = re.search(
-        r"<tr[^>]*>(?:(?!</tr>).)*IFCA(?:(?!</tr>).)*</tr>", report(find_runs([str(tmp_path / "*")])), re.DOTALL
-    )
-    assert row is not None
-    ends = re.findall(r'<line x1="([-\d.]+)%" x2="([-\d.]+)%" [^>]*class="ci', row[0])
-    assert float(ends[1][0]) == pytest.approx(second.at(-0.04937), abs=0.1) and float(ends[1][1]) == 100
-    one = report(find_runs([str(tmp_path / "*0")]))
-    assert one.count('class="ci') == 0, "with one seed there is no interval"
 
 
 def test_an_error_is_better_on_the_left() -> None:
@@ -177,33 +129,3 @@ def test_the_rows_are_those_of_the_comparison(comparison: Comparison) -> None:
     text = render([comparison], "text")
     assert text.index("better than Local") < text.index("is clearly better") < text.index("reported")
     assert "│" not in render([comparison], "markdown")
-
-
-def test_runs_that_cannot_be_compared_have_no_plot(tmp_path: Path) -> None:
-    alone = compare(group_runs([made(tmp_path / "a", [[(1, 2)]])]))
-    unlike = [made(tmp_path / m, [[(1, 2)]], method=m, digest=m[0] * 64) for m in ("local", "ditto")]
-    for each in (alone, compare(group_runs(unlike))):
-        assert forest_text(each, Console()) == ""
-
-
-@pytest.mark.parametrize(
-    ("environment", "terminal", "coloured"),
-    [
-        ({"COLORTERM": "truecolor"}, True, True),
-        ({"COLORTERM": "truecolor", "NO_COLOR": "1"}, True, False),
-        ({"COLORTERM": "truecolor"}, False, False),
-    ],
-)
-def test_colours(
-    comparison: Comparison, environment: dict[str, str], terminal: bool, coloured: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("NO_COLOR", "FORCE_COLOR", "COLORTERM", "COLORFGBG"):
-        monkeypatch.delenv(name, raising=False)
-    screen = {"TERM": "xterm-256color", **environment}
-    file = io.StringIO()
-    monkeypatch.setattr(file, "isatty", lambda: terminal, raising=False)
-    text = forest_text(comparison, Console(file=file, width=80, _environ=screen))
-    colour = identity("fedrep").dark
-    code = ";".join(str(int(colour[n : n + 2], 16)) for n in (1, 3, 5))
-    assert (f"38;2;{code}" in text) == coloured and ("38;2" in text) == coloured
-    assert ("\x1b" in text) == terminal

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import html
 import json
-import math
-import os
 import re
 import shutil
 import statistics
@@ -16,15 +14,9 @@ import numpy as np
 import pytest
 from made_runs import make_run
 
-from pflsim.analysis.charts import axis
-from pflsim.analysis.comparison import compare
-from pflsim.analysis.groups import group_runs
-from pflsim.analysis.headings import about, heading, varying
-from pflsim.analysis.runs import read_run
 from pflsim.cli import main
 from pflsim.records.environment import FORMAT
 from pflsim.records.trace import RoundMatrices, write_matrices
-from pflsim.terminal.identity import identity
 from pflsim.types import Axis, Matrix
 
 pytestmark = pytest.mark.slow
@@ -119,12 +111,6 @@ def test_the_answer_compares_with_local(page: str) -> None:
     assert re.findall(r'<use href="#k-square" x="([\d.]+)%" [^>]*class="k clear"', line)
 
 
-def test_a_band_is_inside_its_panel(page: str) -> None:
-    bands = re.findall(r'<polygon points="([^"]+)" class="band"', page)
-    heights = [float(y) for band in bands for y in re.findall(r",(-?[\d.]+)", band)]
-    assert len(bands) == 2 and 0 <= min(heights) < max(heights) <= 100
-
-
 def test_named_clients_are_in_the_order_of_the_columns(tmp_path: Path) -> None:
     """They are the same in every seed: each is a column, with its mean over the seeds."""
     runs = {"local": (9, 3, 6), "ditto": (8, 4, 6), "ifca": (8, 4, 5)}
@@ -146,29 +132,11 @@ def test_named_clients_are_in_the_order_of_the_columns(tmp_path: Path) -> None:
     assert len(re.findall(r'<circle cx="[\d.]+%" [^>]*class="loss"/>', shown)) == 1
 
 
-def test_few_clients_that_lose_are_named(tmp_path: Path) -> None:
-    for method, right in {"local": (9, 9, 9, 9, 9), "ditto": (8, 8, 9, 8, 8), "ifca": (8, 9, 9, 8, 8)}.items():
-        make_run(tmp_path / method, [[(n, 10) for n in right]] * 2, method=method)
-    assert "4 with Ditto. With IFCA, these are client 0, client 3 and client 4." in words(report(tmp_path))
-    make_run(tmp_path / "apfl", [[(n, 10) for n in (8, 9, 8, 8, 8)]] * 2, method="apfl")
-    make_run(tmp_path / "fedrep", [[(n, 10) for n in (9, 8, 8, 9, 9)]] * 2, method="fedrep")
-    make_run(tmp_path / "fedala", [[(n, 10) for n in (9, 8, 8, 9, 9)]] * 2, method="fedala")
-    assert "Worse off than with Local: 2 of 5 clients with FedALA and FedRep to 4 with " in words(report(tmp_path))
-
-
 def test_without_validation_data_the_last_round_is_the_headline(tmp_path: Path) -> None:
     make_run(tmp_path / "a", [[(1, 10), (9, 10)], [(4, 10), (8, 10)]])
     page = report(tmp_path / "a")
     assert row(page, "FedAvg", MORE)[2:6] == ["2", "0.6000", "0.6000", "0.4000"]
     assert "no validation data" in words(page)
-
-
-def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make_run(tmp_path / "a", [[(1, 10), (9, 10)]])
-    assert main(["report", str(tmp_path / "none")]) == 2
-    assert main(["report", str(tmp_path / "a"), "--out", "nowhere/x.html"]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 2 and all(line.startswith("error: ") for line in lines)
 
 
 def test_runs_that_cannot_be_compared_have_no_differences(tmp_path: Path) -> None:
@@ -204,27 +172,6 @@ def test_unfinished_runs_are_listed_and_do_not_count(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / folder)
     page = report(tmp_path)
     assert "Ditto seed 0 :" in words(page) and row(page, "FedAvg")[-1] == "0.725"
-
-
-def test_runs_of_which_none_is_finished_show_the_rounds_so_far(tmp_path: Path) -> None:
-    make_run(tmp_path / "a", [[(5, 10), (9, 10)]] * 3, rounds=8, complete=False)
-    assert "3 of 8 rounds are done" in words(report(tmp_path / "a"))
-
-
-def test_time_is_shown_of_runs_that_do_not_overlap(tmp_path: Path) -> None:
-    for number, method in enumerate(("local", "fedavg")):
-        folder = make_run(tmp_path / method, [[(5, 10)] * 2] * 3, method=method)
-        for path in folder.iterdir():
-            os.utime(path, (1e9, 1e9 + 20 * number))
-        summary = json.loads((folder / "summary.json").read_text())
-        (folder / "summary.json").write_text(json.dumps({**summary, "seconds": 15.0}))
-    assert row(report(tmp_path), "FedAvg", ALL)[-1] == "15 s"
-    left = make_run(tmp_path / "ditto", [[(5, 10)] * 2] * 3, method="ditto", complete=False, rounds=8)
-    os.utime(left / "metrics.jsonl", (1e9, 1e9 + 19))  # it does not count, but ran at the same time
-    assert row(report(tmp_path), "FedAvg", ALL)[-1] == "180 B"
-    shutil.rmtree(left)
-    os.utime(tmp_path / "fedavg" / "metrics.jsonl", (1e9, 1e9 + 10))
-    assert row(report(tmp_path), "FedAvg", ALL)[-1] == "180 B"
 
 
 def test_incidents_are_listed(tmp_path: Path) -> None:
@@ -326,39 +273,6 @@ def test_pictures_are_in_the_page(tmp_path: Path) -> None:
     assert shades and all(float(shade) > 0.9 for shade in shades)
 
 
-def test_every_method_in_the_chart_of_costs_has_a_name(tmp_path: Path) -> None:
-    """Marks that cover each other have one label; of marks that stand close, some labels have no room."""
-    methods = ("local", "fedrep", "ditto", "ifca", "apfl", "moon", "fedprox", "fedavg")
-    for number, method in enumerate(methods):
-        sent = 0 if method == "local" else 30 + min(number, 6)
-        make_run(tmp_path / method, [[(5, 10), (9, 10)]], method=method, up=sent, down=sent)
-    page = report(tmp_path)
-    cost = page[page.index('id="cost"') : page.index('id="settings"')]
-    labels, small = (re.findall(rf'class="label {screen}[^>]*">([^<]+)<', cost) for screen in ("wide", "phone"))
-    listed = re.findall(r'<span class="m m\d+( phone)?"[^>]*>.*?</svg>([^<(]+) \(\d+ B, ', cost)
-    others = [name for phone, name in listed if not phone]
-    assert "Local" in labels and others and any(" and " in label for label in labels)
-    labels, small = ([name for each in found for name in re.split(", | and ", each)] for found in (labels, small))
-    assert sorted([*labels, *others]) == sorted(identity(method).display for method in methods)
-    assert len(small) < len(labels) and {name for _, name in listed} | {*small} == {*labels, *others}
-
-
-def test_the_data_are_in_words(tmp_path: Path) -> None:
-    found = []
-    for number, parts in enumerate(
-        ("label_lognormal(classes=2, median=400.0)", "iid, rotation(groups=4)", "mine(a=[1, 2])")
-    ):
-        path = make_run(tmp_path / f"{number}", [[(5, 10)] * 2], digest=f"{number:064d}") / "summary.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "partition": parts, "data": "mnist"}))
-        found.append(compare(group_runs([read_run(path.parent)])))
-    assert [about(one)[:3] for one in found] == [
-        ["MNIST", words, "2 clients"] for words in ("2 classes per client", "rotated images", "mine")
-    ]
-    assert heading(found[0]).endswith("2 clients · 1 seed")
-    assert varying(found) == [["2 classes per client"], ["rotated images"], ["mine"]]
-    assert varying(found[:1] * 2) == [["set 1"], ["set 2"]]
-
-
 def test_the_page_loads_nothing(page: str) -> None:
     assert not re.search(r"https?:|//[a-z]|@import|<link(?! rel=\"icon\" href=\"data:,\")", page)
     assert set(re.findall(r"url\(([^)]*)\)", page)) <= {f"#{name}" for name in re.findall(r'id="([^"]*)"', page)}
@@ -382,35 +296,6 @@ def test_of_a_grid_the_best_by_validation_are_shown(grid: str) -> None:
     assert row(grid, "FedAvg")[-1] == "0.650" and row(grid, "Ditto")[-1] == "0.450"
     assert "settings of" not in words(grid[grid.index("<h1>") : grid.index("</h1>")])
     assert "<dt>momentum</dt><dd>0.5</dd>" in grid
-
-
-def test_of_a_method_alone_the_first_sentence_has_the_best_setting(tmp_path: Path) -> None:
-    for number, lr in enumerate((0.1, 0.5, 1.0)):
-        right = [[(number + 1, 10)] * 2]
-        make_run(tmp_path / f"{number}", [[(9 - number, 10)] * 2], val=right, method="ditto", lr=lr)
-    page = report(*sorted(tmp_path.iterdir()))
-    found, sweep = words(page), page[page.index('id="sweep"') :]
-    places = [14, 14 + 78 * math.log(5) / math.log(10), 92]  # of 0.1, 0.5 and 1 on a logarithmic axis
-    ticks = re.findall(r'<text x="([\d.]+)%" y="135" class="tick">', sweep)
-    assert [float(x) for x in ticks] == pytest.approx(places, abs=0.01)
-    runs = [read_run(folder) for folder in sorted(tmp_path.iterdir()) if folder.is_dir()]
-    assert compare(group_runs(runs)).reference.label == "Ditto lr=1.0"
-    assert "Of 3 settings of Ditto, lr=1.0 is the best by validation: its mean test accuracy is 0.700." in found
-
-
-def test_a_setting_that_a_method_lacks_moves_no_mark(tmp_path: Path) -> None:
-    for number, (method, lr) in enumerate([*product(("ditto",), (1, 2, 3, 4)), *product(("fedavg",), (2, 3, 4))]):
-        make_run(tmp_path / f"{number}", [[(5, 10)] * 2], val=[[(number + 1, 10)] * 2], method=method, lr=float(lr))
-    page = report(*sorted(tmp_path.iterdir()))
-    sweep = page[page.index('id="sweep"') : page.index('id="cost"')]
-    panels = re.findall(r'<svg width="100%.*?</svg>', sweep, re.DOTALL)
-    places = [re.findall(r'<use href="#k-\w+" x="([\d.]+)%"', panel) for panel in panels]
-    assert [place for place in places if place] == [["14.0", "40.0", "66.0", "92.0"], ["40.0", "66.0", "92.0"]]
-
-
-def test_an_axis_of_values_above_0_has_no_tick_below() -> None:
-    assert len(axis([0.63, 0.77], 0.04, 2, 0.1).ticks) > 1
-    assert min(axis([0.0, 0.0], 0.04, 2).ticks) == 0 > min(axis([-0.01, 0.0], 0.04, 2).ticks)
 
 
 def test_a_grid_has_a_cell_for_every_setting(grid: str) -> None:
@@ -457,11 +342,3 @@ def test_a_study_of_tune_has_its_trials_and_the_chosen_values(tmp_path: Path) ->
     ]
     dots = re.findall(r'class="gain"><title>(lr=[\d.]+): [\d.]+</title></circle>(<circle [^>]*class="ring")?', page)
     assert [bool(ring) for _, ring in dots] == [False, True, False] and dots[1][0] == "lr=0.2"
-
-
-def test_a_grid_of_different_partitions_is_not_ranked(tmp_path: Path) -> None:
-    for number in range(8):
-        alpha = {"partition": {"alpha": number + 1.0}}
-        make_run(tmp_path / f"{number}", [[(number, 10)] * 2], digest=f"{number:064d}", parts=alpha)
-    page = report(*sorted(tmp_path.iterdir()))
-    assert 'id="sweep"' not in page and '"forest' not in page

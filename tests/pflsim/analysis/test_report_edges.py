@@ -17,33 +17,6 @@ from pflsim.cli import main
 pytestmark = pytest.mark.slow
 
 
-def page(*arguments: object) -> str:
-    out = Path(str(arguments[0])).parent / "page.html"
-    assert main(["report", *map(str, arguments), "--out", str(out)]) == 0
-    return out.read_text()
-
-
-def test_losses_that_are_not_finite(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "a", [[(3, 10), (4, 10)]] * 3)
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    for line in lines:
-        line["losses"] = {"ce": None, "prox": 1e-9 * 10.0 ** (3 * line["round"])}
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert "learning" in page(folder)
-
-
-def test_clients_without_test_examples(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "a", [[(0, 0), (4, 10), (6, 10)]])
-    assert '<td class="num">0.5000</td>' in page(folder)
-
-
-def test_methods_without_a_client_in_common(tmp_path: Path) -> None:
-    make_run(tmp_path / "a", [[(0, 0), (4, 10)]])
-    make_run(tmp_path / "b", [[(6, 10), (0, 0)]], method="local")
-    found = page(tmp_path / "a", tmp_path / "b")
-    assert 'id="cost"' in found and 'id="gains"' not in found and 'href="#gains"' not in found
-
-
 def test_nothing_evaluated_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_run(tmp_path / "a", [[(3, 10), (4, 10)]], every=3, complete=False)
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)

@@ -75,12 +75,6 @@ def test_test_rows_are_drawn_at_random(words: str, more: list[str] | None, tmp_p
         assert asked.drawn_at_random().words() == [*words.split(), *more]
 
 
-def test_files_are_not_mixed_with_those_of_another_probe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "file").touch()
-    assert cli.main(["probe", "data=digits", "--into", str(tmp_path)]) == 2
-    assert "--into DIR" in capsys.readouterr().err
-
-
 def test_too_few_minutes_and_equal_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """After the first run, its folder can be used again. Three clients of one's own are few, whatever the seeds."""
     table, into = tmp_path / "one.csv", tmp_path / "probe"

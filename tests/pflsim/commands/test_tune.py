@@ -3,7 +3,6 @@
 import importlib
 import json
 import math
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import product
 from pathlib import Path
@@ -15,7 +14,6 @@ from made_runs import make_run
 from support import refusing
 
 from pflsim import cli
-from pflsim.analysis.headings import edges_of
 from pflsim.commands import tune
 from pflsim.commands.overrides import values_of
 from pflsim.commands.tune_study import JOURNAL, STUDY, Method, methods_of
@@ -195,19 +193,6 @@ def test_suggestions_are_in_the_space(study: Callable[..., int]) -> None:
     assert sum(distances[11:]) / 7 < sum(distances[:11]) / 11  # it maximises
 
 
-def test_every_suggestion_has_a_seed_of_its_own(study: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
-    sampler, seeds = optuna.samplers.TPESampler, list[int]()
-
-    def recorded(seed: int | None = None) -> optuna.samplers.TPESampler:
-        seeds.extend([] if seed is None else [seed])
-        return sampler(seed=seed)
-
-    monkeypatch.setattr(optuna.samplers, "TPESampler", recorded)
-    for run_seed in ("seed=0", "seed=1"):
-        assert study(run_seed, fake(), "method=local,fedavg", "--trials", "4", "--seeds", "1", run_seed) == 0
-    assert len(set(seeds)) == len(seeds) == 12  # the first trial of a method has the default values
-
-
 def test_a_finite_space_is_tried_once(study: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also the points that Optuna does not suggest."""
     monkeypatch.setattr("pflsim.commands.tune_study.DRAWS", 1)
@@ -216,19 +201,6 @@ def test_a_finite_space_is_tried_once(study: Callable[..., int], monkeypatch: py
     tried = [tuple(point.values()) for point in points("study")["local"]]
     assert set(tried) == set(product((0.1, 0.01, 0.02), (17, 18, 19, 20))) and len(tried) == 12
     assert "all there are" in Path("study/tuned.md").read_text()
-
-
-def test_numbers_at_an_edge_of_their_space() -> None:
-    wide = {"low": 0.001, "high": 1.0, "log": True}
-    spaces = {
-        "a": [0.1, 0.01, 0.02],
-        "b": wide,
-        "c": wide,
-        "d": {"low": 1, "high": 5},
-        "e": ["x", "y"],
-        "f": [True, False],
-    }
-    assert edges_of({"a": 0.02, "b": 0.9, "c": 0.1, "d": 1, "e": "x", "f": True}, spaces) == ["b", "d"]
 
 
 def test_equal_budgets_and_the_choice_by_validation(study: Callable[..., int]) -> None:
@@ -310,12 +282,6 @@ def test_another_command_is_refused(study: Callable[..., int], refused: Callable
         assert named in refused("tune", *SHORT, *words.split(), "--into", "study")
 
 
-def test_a_folder_with_other_files_is_refused(study: Callable[..., int], refused: Callable[..., str]) -> None:
-    Path("study").mkdir()
-    Path("study/mine.txt").touch()
-    assert "not empty" in refused("tune", *SHORT, "--into", "study")
-
-
 def test_the_tables(study: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     words = (*WORDS, "search.lr=[0.1,0.05,0.5]", "search.fedprox.mu=null", "--trials", "9")
     assert study("study", fake(lambda s: -1 if s.lr == 0.5 else near(s)), *words) == 0
@@ -331,18 +297,6 @@ def test_runs_of_the_chosen_values_may_be_longer(study: Callable[..., int]) -> N
     assert study("study", fake(ran=ran), *words) == 0
     assert {(one.rounds, one.seed) for one in ran[:4]} == {(4, 0)}
     assert [(one.rounds, one.lr, one.seed) for one in ran[4:]] == [(9, 0.02, seed) for seed in (1, 2, 3)] * 2
-
-
-def test_rounds_that_a_method_refuses_begin_no_study(here: Path, refused: Callable[..., str]) -> None:
-    words = (*WORDS, "rounds=40", "trace.rounds=[40]", "--rounds", "20", "--into", "study")
-    assert "trace.rounds" in refused("tune", *words) and not Path("study").exists()
-
-
-def test_a_setting_that_is_null_keeps_it_in_the_first_trial(study: Callable[..., int]) -> None:
-    """The methods compute such a default themselves; Optuna learns nothing about it."""
-    assert study("study", fake(), "method=per_fedavg", "--trials", "2", "--seeds", "1") == 0
-    first, second = points("study")["per_fedavg"][:2]
-    assert set(first) == {"lr"} and set(second) == {"lr", "method.alpha"}
 
 
 def test_crashed_runs_are_no_failed_trials(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,8 +321,3 @@ def test_crashed_runs_are_no_failed_trials(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(RunError, match="run-1.*killed"):
         list(tune.side_by_side(runs, 1, table))
     assert started == [0, 1] and table.names == ["run-0", "run-1", "trial", "trial"]
-
-
-def test_optuna_may_be_missing(monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]) -> None:
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    assert "pip install 'pflsim[tune]'" in refused("tune", *WORDS, "--into", "x")

@@ -114,12 +114,6 @@ def test_all_parameters_of_an_own_model_are_settings(tmp_path: Path, monkeypatch
         check_component({"_target_": "own_model_settings.Base", "width": "x"}, "model")
 
 
-def test_required_settings_must_be_given(module: str) -> None:
-    with pytest.raises(SettingsError, match=r"data\.path="):
-        check_component({"_target_": f"{module}.needy"}, "data")
-    assert bind({"_target_": f"{module}.needy", "path": "x"}, "data")() == "x"
-
-
 @pytest.mark.parametrize("given", [{"alpha": 3.0, "unit": "tensor"}, {}])
 def test_each_side_of_a_method_gets_what_it_names(module: str, given: dict[str, object]) -> None:
     """A default reaches the side that does not declare it."""

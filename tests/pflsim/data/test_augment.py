@@ -1,12 +1,10 @@
 """Random crops and flips against slices in numpy, and where they are used."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
-from support import World, dataset, play, prepared, same, trained_states, world
+from support import World, dataset, play, same, trained_states, world
 
 from lightning_modules.lockstep.stacks import stacks
 from lightning_modules.methods.fedavg import FedAvg
@@ -15,7 +13,6 @@ from lightning_modules.training import Training
 from pflsim.config.settings import Settings
 from pflsim.data.federated import ROW_BITS, CropFlip, Examples
 from pflsim.engine.execution import EvalRequest, TrainTask
-from pflsim.errors import SettingsError
 from pflsim.seeding import torch_generator
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.pfedpm import PFedPM as PrototypeServer
@@ -109,11 +106,3 @@ def test_evaluation_and_class_means_see_the_stored_images() -> None:
     assert plain[0][0].losses != varied[0][0].losses
     assert all(torch.equal(plain[1][name], varied[1][name]) for name in plain[1])
     assert plain[2] == varied[2]
-
-
-def test_data_other_than_images_are_refused_by_name(tmp_path: Path) -> None:
-    x, y = np.zeros((8, 5), np.float32), np.arange(8) % 2
-    np.savez(tmp_path / "rows.npz", x_train=x, y_train=y, x_test=x, y_test=y)
-    chosen = ["data=npz", f"data.path={tmp_path / 'rows.npz'}", "augment=crop_flip", "clients=2", "partition=iid"]
-    with pytest.raises(SettingsError, match="images.* data=npz"):
-        prepared(*chosen)

@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
 from pflsim.config.components import TARGET, check_component
 from pflsim.data import partitions, splits
 from pflsim.data.content import content_order, partition_hash
 from pflsim.data.dataset import Dataset
 from pflsim.data.federate import federate
-from pflsim.data.federated import class_counts, shard
-from pflsim.data.record import partition_figure, write_partition
+from pflsim.data.federated import class_counts
+from pflsim.data.record import write_partition
 from pflsim.data.splits import own_test_counts
 from pflsim.errors import SettingsError
 
@@ -232,25 +231,6 @@ def test_the_labels_of_test_rows_follow_those_of_training_rows_only_if_stratifie
     assert least <= np.std(found) <= most
 
 
-@pytest.mark.slow
-def test_on_equal_clients_rates_of_their_own_help_only_if_test_rows_are_stratified():
-    """A client's rate, shrunk towards that of all by eight rows, predicts test rows by the log-likelihood."""
-    ahead = {True: 0, False: 0}
-    for study in range(100):
-        rng = np.random.default_rng(study)
-        x, y = rng.normal(size=(40 * 32, 2)).astype(np.float32), (rng.random(40 * 32) < 0.4).astype(np.int64)
-        data = Dataset("equal", x, y, 2, len(y), clients=np.arange(len(y)) // 32)
-        for stratify in ahead:
-            rule = partial(splits.merged, validation=0, stratify=stratify)
-            parts = federate(data, partitions.by_client, rule, 40, study)
-            common, lead = y[np.concatenate(parts.train)].mean(), 0.0
-            for train, test in zip(parts.train, parts.test, strict=True):
-                own = (y[train].sum() + 8 * common) / (len(train) + 8)
-                lead += np.log(np.where(y[test], own, 1 - own) / np.where(y[test], common, 1 - common)).mean()
-            ahead[stratify] += lead > 0
-    assert ahead[True] > 90 and ahead[False] < 30, ahead
-
-
 @given(validation=st.floats(0, 0.99), clients=st.integers(1, 120), seed=st.integers(0, 50))
 @settings(max_examples=30)
 def test_validation_is_the_share_it_says_and_leaves_a_training_example(validation, clients, seed):
@@ -264,13 +244,6 @@ def test_validation_is_the_share_it_says_and_leaves_a_training_example(validatio
         else:
             assert len(val) >= 1
             assert abs(len(val) - validation * n) <= 1
-
-
-def test_validation_is_stratified():
-    data = make(4000, 1000)
-    partition = federate(data, partitions.classes_per_client, partial(splits.official, validation=0.2), 10, 0)
-    train, val = class_counts(data, partition, "train"), class_counts(data, partition, "val")
-    assert (np.abs(val - 0.2 * (train + val)) <= 1).all()
 
 
 @pytest.mark.parametrize(
@@ -308,15 +281,6 @@ def test_federate_checks_a_users_own_rule(parts):
         federate(make(), lambda *_: [np.array(p, dtype=np.int64) for p in parts], splits.official, 2, 0)
 
 
-def test_a_shard_holds_its_clients_examples():
-    data = make()
-    partition = federate(data, partitions.classes_per_client, splits.official, 5, 0)
-    piece = shard(data, partition, 3)
-    assert piece.num_examples == len(partition.train[3])
-    assert (piece.train.y.numpy() == data.y[partition.train[3]]).all()
-    assert class_counts(data, partition, "test")[3].tolist() == np.bincount(piece.test.y, minlength=10).tolist()
-
-
 def test_record_says_who_holds_what(tmp_path):
     data = make(450, 150)
     partition = federate(data, partitions.classes_per_client, splits.official, 6, 0)
@@ -334,16 +298,6 @@ def test_record_says_who_holds_what(tmp_path):
             assert row[split] == [int((data.y[rows] == c).sum()) for c in range(10)]
     assert record["examples"]["train"] == sum(map(len, partition.train))
     assert len(text.splitlines()) < 4 * 6 + 25
-
-
-@pytest.mark.parametrize(("clients", "classes"), [(1, 2), (500, 100)])
-def test_picture_is_small_and_not_blank(tmp_path, clients, classes):
-    counts = np.random.default_rng(0).integers(0, 900, (clients, classes)) * (np.arange(classes) % 3 > 0)
-    path = tmp_path / "p.png"
-    partition_figure({"train": counts, "val": counts // 9, "test": counts // 4}, "made").savefig(path, dpi=100)
-    assert 2_000 < path.stat().st_size < 200_000
-    with Image.open(path) as image:
-        assert 400 <= image.width <= 1600 and 300 <= image.height <= 1200
 
 
 def test_sources_import_heavy_libraries_only_when_used():

@@ -14,7 +14,7 @@ from PIL import Image
 from support import refusing, settings_of
 from torch.utils.data import TensorDataset
 
-from pflsim import Table, cli
+from pflsim import Table
 from pflsim.commands.overrides import values_of
 from pflsim.config.components import keep_object
 from pflsim.data.content import copied_rows
@@ -207,36 +207,3 @@ def test_equal_rows_in_training_and_test_are_counted(
     settings = settings_of("data=digits", "method=fedavg", *words)
     found, _ = load_federation(replace(settings, data={"_target_": "__main__.copies"}))
     assert len(found.notes) == bool(copied) and (f"{copied} of {len(test)}" in " ".join(found.notes)) == bool(copied)
-
-
-@pytest.mark.slow
-def test_a_run_is_called_after_its_file_and_warns_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Labels from 1 leave class 0 empty; in 0..255, floats are not scaled."""
-    x, y = np.concatenate([X] * 10).astype(np.float32), np.concatenate([Y] * 10) + 1
-    np.savez("birds.npz", x_train=x, y_train=y, x_test=x, y_test=y)
-    words = ["data=npz", "data.path=birds.npz", "executor=inline", "lockstep=false", "rounds=1", "clients=2", "lr=1e-4"]
-    assert cli.main([*words, "method=fedavg", "partition=iid", "progress=plain"]) == 0
-    (folder,) = Path("runs").iterdir()
-    assert "-birds-" in folder.name and json.loads((folder / "summary.json").read_text())["data"] == "birds"
-    printed, log = capsys.readouterr(), (folder / "run.log").read_text()
-    assert "birds" in printed.out and "task classification" in printed.out
-    for text in (printed.err, log):
-        assert text.count("class") == 1 and text.count("data.standardize") == 1
-    assert cli.main(["compare", "runs"]) == 0 and "on birds" in capsys.readouterr().out
-    for more in (["data=digits"], ["data=npz", "data.path=birds.npz", "task=classification"]):
-        assert cli.main([*words[2:], "method=fedavg", "partition=iid", "progress=plain", *more]) == 0
-        printed = capsys.readouterr()
-        assert "task classification" not in printed.out and "row best by validation" in printed.out
-
-
-@pytest.mark.parametrize(
-    ("y", "label"),
-    [
-        ([0.0, 1.0, 2.0, 0.0], "0 to 2, mean 0.75"),
-        ([7, 9, 7, 7], "2 classes: 7 3, 9 1"),
-        ([[1, 1], [0, 1], [1, 0], [0, 0]], "2 labels: 0 2, 1 2"),
-    ],
-)
-def test_the_card_of_arrays(y: Any, label: str) -> None:
-    card = dict(as_dataset((np.arange(8, dtype=np.float32).reshape(4, 2), np.array(y))).card.lines)
-    assert card["label"] == label and card["inputs"].endswith("0 to 7")

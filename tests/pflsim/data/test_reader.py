@@ -18,7 +18,7 @@ from support import settings_of
 
 import pflsim
 from pflsim.data.content import partition_hash
-from pflsim.data.dataset import Dataset, dataset_warnings
+from pflsim.data.dataset import Dataset
 from pflsim.data.federate import load_federation
 from pflsim.data.sources.table import load
 from pflsim.errors import SettingsError
@@ -242,13 +242,6 @@ def test_new_classes_alone_in_the_test_part_are_refused_unless_the_parts_are_joi
     assert len(load_federation(settings_of(*WORDS, "data.test=test.csv", "split=merged"))[1].test) == 3
 
 
-def test_what_only_test_rows_have_is_named() -> None:
-    frame = BASE.assign(sex=["f", "m"] * (N // 2))
-    frame.assign(sex=frame["sex"].str.upper()).to_csv("test.csv", index=False)
-    assert any("sex F, M" in note for note in read(frame, test="test.csv").notes)
-    assert any("labels are -99" in note for note in read(BASE.assign(y=[-99, 1, 2, 1, 2] * (N // 5))).notes)
-
-
 @pytest.mark.parametrize(("separator", "decimal"), [(";", ","), (";", "."), ("\t", "."), (",", ".")])
 @pytest.mark.parametrize(("encoding", "path"), [("utf-8", "t.csv"), ("utf-8-sig", "t.csv"), ("utf-8", "t.csv.gz")])
 def test_separators_and_decimal_marks(separator: str, decimal: str, encoding: str, path: str) -> None:
@@ -324,11 +317,6 @@ def test_doubtful_labels_are_named(cells: list[Any], named: str) -> None:
     assert bool(notes) == bool(named) and all(named in note for note in notes)
 
 
-def test_names_of_clients_and_labels_that_differ_in_case_only() -> None:
-    frame = BASE.assign(site=["Bern", "bern", "Chur"] * (N // 3), y=["no", "No"] * (N // 2))
-    assert any("Bern, bern" in note and "No, no" in note and "Chur" not in note for note in read(frame).notes)
-
-
 @pytest.mark.parametrize(
     ("cells", "values", "classes"),
     [
@@ -397,12 +385,6 @@ def test_rows_of_a_group_stay_on_one_side(per_site: bool) -> None:
         assert all(4 <= len(test) <= 10 for test in partition.test)  # a quarter of 20 rows, rounded up to a whole group
 
 
-def test_the_card_is_of_the_task() -> None:
-    read(BASE.assign(y=[10, 20, 30] * (N // 3)))
-    for more, label in (([], "3 classes: 10 20, 20 20, 30 20"), (["task=regression"], "10 to 30, mean 20")):
-        assert dict(load_federation(settings_of(*WORDS, *more))[0].card.lines)["label (y)"] == label
-
-
 @pytest.mark.parametrize("words", [["split=counts"], ["split.stratify=true"], ["split=official"]])
 def test_other_divisions_cannot_keep_groups_together(words: list[str]) -> None:
     read(BASE.assign(patient=np.arange(N) // 4))
@@ -454,7 +436,3 @@ def test_the_card_has_what_the_user_knows(capsys: pytest.CaptureFixture[str]) ->
     pflsim_partition([], "made")
     assert "clients (site)" in capsys.readouterr().out
     assert json.loads(Path("made/data_card.json").read_text())["card"]["clients (site)"].startswith("3")
-
-
-def test_no_warning_for_a_plain_table() -> None:
-    assert dataset_warnings(read(BASE)) == ()

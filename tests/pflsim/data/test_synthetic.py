@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support import prepared, settings_of
+from support import settings_of
 
 from pflsim.config.checks import check
 from pflsim.config.components import TARGET, check_component
@@ -57,17 +57,6 @@ def test_a_client_is_a_function_of_the_seed_and_its_number() -> None:
     few, many = load(clients=3), load(clients=6)
     assert all(np.array_equal(a, b) for a, b in zip(of(few, 2), of(many, 2), strict=True))
     assert not np.array_equal(few.x[:9], load(clients=3, seed=1).x[:9])
-
-
-@pytest.mark.slow
-def test_a_run_has_as_many_natural_clients_as_clients() -> None:
-    chosen = ["data=synthetic", "clients=7", "model=tabular_mlp", "method=fedavg", "partition=by_client"]
-    run = prepared(*chosen, "split.test_by=clients")
-    data, parts = run.dataset, run.partition
-    assert len(np.unique(data.clients)) == 7
-    for train, val, test in zip(parts.train, parts.val, parts.test, strict=True):
-        (own,) = np.unique(data.clients[np.concatenate([train, val, test])])
-        assert len(train) + len(val) + len(test) == (data.clients == own).sum()
 
 
 @pytest.mark.parametrize("wrong", [{"alpha": -1.0}, {"beta": float("nan")}, {"clients": 0}])

@@ -10,7 +10,6 @@ import pytest
 from support import events
 
 import pflsim
-from pflsim.config.names import nearest, unknown_key
 from pflsim.data.content import partition_hash, row_digests
 from pflsim.data.dataset import Dataset, check_dataset
 from pflsim.data.federate import federate
@@ -20,7 +19,7 @@ from pflsim.data.sources import npz
 from pflsim.data.sources.own import as_dataset
 from pflsim.data.splits import merged
 from pflsim.data.targets import as_task
-from pflsim.errors import RunError, SettingsError
+from pflsim.errors import SettingsError
 from pflsim.records.per_client import complete_rounds
 from pflsim.records.trace import read_matrices
 
@@ -186,14 +185,3 @@ def test_every_output_names_the_clients(here: Path) -> None:
     assert pflsim.load_model(run, client="Oslo").about["client"] == 1
     with pytest.raises(SettingsError, match="Osla.*Oslo"):
         pflsim.load_model(run, client="Osla")
-
-
-def test_errors_name_the_client(here: Path) -> None:
-    with pytest.raises(RunError, match=r"client \d \((Bern|St\. Mary, London|Oslo)\) failed"):
-        pflsim.run(method="fedavg", data=visits(), lr=1e30, local_epochs=5, lockstep=False, **SMALL)
-
-
-def test_old_names_are_refused_with_the_new_ones() -> None:
-    assert "did you mean by_client?" in nearest("by_writer", ["iid", "by_client"])
-    assert len(nearest("a", map(str, range(20000)))) < 3000
-    assert "partition.ids_per_client?" in unknown_key("partition.writers_per_client", ["partition.ids_per_client"])

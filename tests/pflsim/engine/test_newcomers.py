@@ -1,9 +1,7 @@
 """What is written and printed of newcomers, and that nothing is where there are none."""
 
 import csv
-import io
 import json
-import re
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pflsim.records.summary import RunMeta, Summary
+from pflsim.records.summary import RunMeta
 from pflsim.records.tracker import Tracker
-from pflsim.terminal.console import Console
 from pflsim.types import EvalPhase, EvalRow, NewcomerRecord, RoundRecord, TrainReport
 
 META = RunMeta("fedavg", "digits", "iid", "abc", "mlp", 6, 1, 0, newcomers=2, finetune_epochs=3)
@@ -71,9 +68,3 @@ def test_files(tmp_path: Path) -> None:
         for phase in ("received", "trained")
     ]
     assert added[0][5:] == ["1", "10", "2.0", "0", "100", ""] and added[5][5:] == ["18", "20", "2.0", "0", "50", ""]
-
-
-def test_the_console_has_their_figures() -> None:
-    console = Console(META, stream := io.StringIO())
-    console.end(Summary(META, [], True, 1.0, 1.0, JOINED), Path("runs/x"))
-    assert re.search(r"newcomers .*0\.2500 .*0\.8500 ", stream.getvalue())

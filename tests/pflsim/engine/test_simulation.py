@@ -192,17 +192,6 @@ def test_trace_of_the_rounds_asked_for_only(tmp_path: Path) -> None:
     assert read_server(trace / "round_0003" / "server.safetensors")[0]["fused"] == 3
 
 
-def test_nothing_is_written_without_trace_and_before_the_last_round(tmp_path: Path) -> None:
-    class Stop(Records):
-        def round(self, record: Any) -> None:
-            super().round(record)
-            if record.round == 4:
-                assert list(tmp_path.iterdir()) == []
-
-    Simulation(Recorder(), PLAN, tmp_path, Stop()).run()
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
-
-
 def test_newcomers_join_after_the_last_round(tmp_path: Path) -> None:
     recorder, records = simulate(tmp_path, newcomers=(3, 4), eval_finetune_epochs=2, splits=("test", "val"))
     last = max(at for at, event in enumerate(recorder.events) if event[0] == "save")

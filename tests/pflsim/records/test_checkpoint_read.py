@@ -95,15 +95,6 @@ def test_those_beyond_the_records_are_passed_over(folder: Path) -> None:
     assert newest(folder, until=10)[1] == []
 
 
-def test_more_than_999_clients_and_9999_rounds(tmp_path: Path) -> None:
-    clients = [(c, {}) for c in (2, 999, 1000, 12345)]
-    write_checkpoint(tmp_path, 9999, {}, [], {}, 3)
-    write_checkpoint(tmp_path, 10000, {}, clients, {}, 3)
-    checkpoint, said = newest(tmp_path)
-    assert checkpoint is not None and (checkpoint.round, said) == (10000, [])
-    assert [c for c, _ in checkpoint.clients()] == [2, 999, 1000, 12345]
-
-
 def test_files_of_many_clients_and_an_initial_state_that_is_written_once(tmp_path: Path) -> None:
     initial, own = {"w": torch.zeros(1000)}, {"w": torch.ones(1000, 1).T}
     folder = write_checkpoint(tmp_path, 1, {}, [(c, own if c == 5 else initial) for c in range(130)], {}, 1)

@@ -65,9 +65,3 @@ def test_where_metrics_appear(folder: Path, tmp_path: Path, capsys: pytest.Captu
     assert float(record["ece_mean"]) == best["ece"]
     page = pflsim.report(str(folder), out=tmp_path / "report.html").read_text()
     assert "balanced accuracy</th>" in page and f"{best['ece']:.3f}" in page
-
-
-def test_without_metrics_nothing_is_added(tmp_path: Path) -> None:
-    assert cli.main(["method=fedrep", *SMALL, "rounds=1", f"run_dir={tmp_path / 'run'}"]) == 0
-    assert (tmp_path / "run" / "per_client.csv").read_text().splitlines()[0] == ",".join(COLUMNS)
-    assert "macro_f1" not in (tmp_path / "run" / "summary.json").read_text()

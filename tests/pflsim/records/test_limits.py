@@ -11,7 +11,7 @@ import torch
 from support import refusing
 
 from pflsim.records import limits
-from pflsim.records.environment import code, gpu_names, processor, write_environment
+from pflsim.records.environment import code, write_environment
 
 
 def groups(folder: Path, lines: str, files: dict[str, str], patch: pytest.MonkeyPatch) -> None:
@@ -93,12 +93,6 @@ def test_the_file_names_versions_code_and_machine_but_no_host(tmp_path):
     assert not node or f'"{node}"' not in json.dumps(content)
 
 
-def test_the_processor_is_its_model_and_the_instructions_that_torch_uses(tmp_path):
-    info = tmp_path / "cpuinfo"
-    info.write_text("processor\t: 0\nmodel name\t: Fast CPU @ 2 GHz\nprocessor\t: 1\nmodel name\t: Fast CPU @ 2 GHz\n")
-    assert processor(info) == f"Fast CPU @ 2 GHz, {torch.backends.cpu.get_cpu_capability()}"
-
-
 def test_the_commit_and_whether_the_code_differs_from_it(tmp_path):
     package = tmp_path / "package"
     package.mkdir()
@@ -113,11 +107,3 @@ def test_the_commit_and_whether_the_code_differs_from_it(tmp_path):
     assert clean["dirty"] is False
     (package / "new.py").write_text("")
     assert code(package) == {"commit": clean["commit"], "dirty": True}
-
-
-def test_gpu_names_come_from_the_drivers_files(tmp_path):
-    assert gpu_names(tmp_path) == []
-    for number, name in enumerate(("NVIDIA A", "NVIDIA B")):
-        (tmp_path / f"0000:0{number}:00.0").mkdir()
-        (tmp_path / f"0000:0{number}:00.0" / "information").write_text(f"Model: \t\t {name}\nIRQ:   1\n")
-    assert gpu_names(tmp_path) == ["NVIDIA A", "NVIDIA B"]

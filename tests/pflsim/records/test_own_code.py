@@ -215,13 +215,6 @@ def test_objects_of_a_notebook(old: str, new: str, changed: list[str], monkeypat
     assert [name for name in before if before[name] != after[name]] == [f"__main__.{name}" for name in changed]
 
 
-def test_objects_without_a_source_have_no_digest(monkeypatch: pytest.MonkeyPatch) -> None:
-    scope = sys.modules["__main__"].__dict__
-    monkeypatch.setitem(scope, "Net", None)
-    exec("class Net:\n    def forward(self, x):\n        return Net", scope)
-    assert code_digests(Settings(model={"_target_": target_of(scope["Net"])})) == {}
-
-
 RUN = ["data=digits", "clients=3", "method=fedavg", "executor=inline", "rounds=1", "progress=none", "partition=iid"]
 
 
@@ -251,19 +244,6 @@ def test_resume_asks_for_a_change_of_code(mine: str, refused: Callable[..., str]
     assert cli.main(["resume=run", "rounds=4"]) == 0
     (found,) = incidents([read_run(Path("run"))])
     assert f"{mine}.tools.deep" in found[1][-1] and f"{mine}.net" not in found[1][-1]
-
-
-@pytest.mark.slow
-def test_a_run_without_digests_goes_on_with_one_line(mine: str, capsys: Any) -> None:
-    assert run(mine, "run") == 0
-    environment = json.loads(Path("run/environment.json").read_text())
-    assert environment.pop("own_code")
-    Path("run/environment.json").write_text(json.dumps(environment))
-    capsys.readouterr()
-    assert cli.main(["resume=run", "rounds=2"]) == 0
-    assert capsys.readouterr().err.count(f"{mine}.net") == 1
-    assert cli.main(["resume=run", "rounds=3"]) == 0
-    assert mine not in capsys.readouterr().err
 
 
 @pytest.mark.slow

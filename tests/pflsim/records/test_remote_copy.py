@@ -233,15 +233,6 @@ def test_a_run_that_fails_keeps_its_own_error(run: Run, store: str, caplog: pyte
     same(run, store)
 
 
-def test_a_second_ctrl_c_does_not_upload(run: Run, store: str) -> None:
-    asked: list[str] = []
-    with pytest.raises(KeyboardInterrupt), run.remote_copy(store):
-        run.go(1)
-        asks(lambda what, path: asked.append(path))
-        raise KeyboardInterrupt
-    assert not asked
-
-
 # Where a run begins -----------------------------------------------------------------------------------------------
 
 
@@ -252,17 +243,6 @@ def test_a_place_with_files_is_refused(run: Run, url: str) -> None:
     with pytest.raises(SettingsError, match="is not empty"):
         check_new_url(url)
     assert contents(url) == before
-
-
-def test_a_place_that_refuses(run: Run, store: str) -> None:
-    asks(fail(PermissionError(13, "Access Denied")))
-    with pytest.raises(SettingsError, match=rf"^run_dir={store} .*Access Denied"), run.remote_copy(store):
-        pass
-
-
-def test_a_place_that_cannot_be_reached_at_all() -> None:
-    with pytest.raises(SettingsError, match=r"^run_dir=gss://b .*gss"):
-        check_new_url("gss://b")
 
 
 def test_what_a_url_is() -> None:

@@ -145,13 +145,6 @@ def test_seconds_add_up_and_memory_is_the_most(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["seconds"] == round(summary.seconds, 3)
 
 
-def test_without_a_summary_the_lines_tell_the_seconds(tmp_path: Path) -> None:
-    """Lost rounds took their time too: 6 lines of 2 s."""
-    folder = start(tmp_path / "run")
-    (folder / "summary.json").unlink()
-    assert 12.0 <= go(Tracker(folder, META, resume_after=1), []).seconds < 18.0
-
-
 def drop_line(name: str, number: int) -> Callable[[Path], object]:
     def apply(folder: Path) -> None:
         lines = (folder / name).read_text().splitlines(keepends=True)
@@ -223,15 +216,6 @@ def test_a_client_that_only_had_a_fault_has_a_line(tmp_path: Path) -> None:
     text = (tmp_path / "run" / ROWS).read_text()
     assert text == HEADER + "\n1,1,,,,0,0,0.0,0,0,dropout\n1,2,,,,0,0,0.0,0,7,nonfinite\n"
     assert complete_rounds(tmp_path / "run")[-1].round == 1
-
-
-def test_a_run_without_records_can_be_resumed_after_round_0(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    with closing(Tracker(tmp_path / "run", META)) as tracker:
-        tracker.sync()
-    with closing(Tracker(tmp_path / "run", META, resume_after=0)) as tracker:
-        tracker.round(record(1))
-    assert [metrics.round for metrics in read_history(tmp_path / "run")] == [1]
 
 
 @pytest.mark.parametrize("change", [lambda rows: rows[:-1] + rows[-2:-1], lambda rows: rows[::-1]])

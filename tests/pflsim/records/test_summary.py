@@ -14,7 +14,7 @@ from made_runs import stats
 from pflsim.records.evaluation import SCOPES, Scope, evaluation, evaluations_by_scope, mean_losses
 from pflsim.records.files import write_atomically
 from pflsim.records.history import RoundMetrics, Traffic
-from pflsim.records.summary import RunMeta, Summary, to_dict, write_summary
+from pflsim.records.summary import RunMeta, Summary, write_summary
 from pflsim.types import EvalPhase, EvalRow, ModelKind, Split, TrainReport
 
 META = RunMeta("pfedcfr", "digits", "label_lognormal", "abc", "mlp", 10, 20, 5)
@@ -41,12 +41,6 @@ def test_ties_go_to_the_first_round(pairs):
     assert figures["best_val"][0] == vals.index(max(vals)) + 1
     assert figures["best_val"][1].mean == pairs[vals.index(max(vals))][0] / 5
     assert figures["best_test_oracle"][0] == tests.index(max(tests)) + 1
-
-
-def test_without_validation_or_a_global_model_the_places_are_null():
-    accuracy = to_dict(Summary(META, [line(1, 0.5)], True, 3.0, 100.0))["accuracy"]
-    assert accuracy["personal"]["best_val"] is None
-    assert accuracy["global"] == {"last": None, "best_val": None, "best_test_oracle": None}
 
 
 def test_the_phase_decides_which_personal_numbers_count():
@@ -88,11 +82,6 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
     with pytest.raises(ZeroDivisionError):
         write_atomically(path, "new" * 1000)
     assert path.read_text() == "old"
-
-
-def test_an_initial_round_is_no_round():
-    assert Summary(META, [line(0), line(1, 0.5), line(2, 0.6)], True, 3.0, 100.0).rounds == 2
-    assert Summary(META, [line(0)], False, 3.0, 100.0).rounds == 0
 
 
 def rows_of(counts, split: Split = "test", model: ModelKind = "personal", phase: EvalPhase = "trained"):

@@ -18,9 +18,8 @@ from support import events
 from pflsim.records.history import Traffic, from_line, read_history, round_metrics, to_line
 from pflsim.records.scalars import hyperparameters
 from pflsim.records.summary import RunMeta
-from pflsim.records.trace import read_matrices
 from pflsim.records.tracker import MemorySampler, Tracker
-from pflsim.types import Axis, Matrix, RoundRecord, TrainReport
+from pflsim.types import RoundRecord, TrainReport
 
 META = RunMeta("fedavg", "digits", "iid", "abc", "mlp", 6, 4, 0, reported_model="personal")
 
@@ -149,15 +148,6 @@ def test_histograms_of_the_clients_rates(shown):
     assert counted == {round(e, 9): n for e, n in zip(edges[1:].tolist(), expected.tolist(), strict=True) if n}
 
 
-def test_curves_of_clients(shown):
-    entry, found = shown
-    drift = {tag for tag in found.Tags()["scalars"] if tag.startswith("client/") and "drift" in tag}
-    assert drift == {"client/1/drift", "client/2/drift"}
-    (own,) = [r for r in entry.evaluations if (r.client, r.model, r.split) == (3, "personal", "test")]
-    (point,) = found.Scalars("client/3/personal/test/trained")
-    assert point.value == pytest.approx(own.correct / own.total)
-
-
 def test_hyper_parameters_with_their_default_are_left_out_and_booleans_are_words() -> None:
     names = {"method": "fedprox", "model": "mlp", "placement": "default"}
     fedprox = "lightning_modules.methods.fedprox.FedProx"
@@ -241,17 +231,6 @@ def test_a_logger_that_fails_is_left_out_with_one_warning(
     assert "bad" in warning and "\n" not in warning and "more" not in warning
     assert [name for name, *_ in good.calls] == ["hyperparameters", "scalars", "scalars", "close"]
     assert [name for name, *_ in bad.calls].count(fails) == (fails != "make")
-
-
-def test_newest_matrices_are_in_the_folder_and_pictures_in_tensorboard(tmp_path):
-    matrices = [Matrix("psi", "Weights", Axis("group"), Axis("layer"), np.eye(3, dtype=np.float32) * n) for n in (1, 2)]
-    with closing(Tracker(tmp_path, META)) as tracker:
-        for number, matrix in enumerate(matrices, start=1):
-            tracker.round(replace(record(number), diagnostics=(matrix,)))
-    found = read_matrices(tmp_path)
-    assert found.round == 2
-    np.testing.assert_array_equal(found.matrices[0].values, matrices[1].values)
-    assert [image.step for image in events(tmp_path).Images("diagnostics/psi")][-1] == 2
 
 
 def test_memory_of_a_child_process_counts_and_the_peak_stays():

@@ -178,8 +178,3 @@ def test_the_primary_metric_needs_a_direction_and_a_client() -> None:
     check_primary(measures, metrics, task, [one, both])
     with pytest.raises(SettingsError, match=r"eval\.primary=auroc"):
         check_primary(measures, metrics, task, [one, one])
-
-
-def test_the_primary_metric_is_named_by_the_last_part_of_a_name() -> None:
-    found = metrics_of(["torch.nn.functional.l1_loss"], Task("regression"), "l1_loss")
-    assert [metric.name for metric in found] == ["l1_loss"]

@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from made_runs import stats
 from rich.console import Console as Rich
 
@@ -71,25 +69,6 @@ def test_the_header_says_what_is_evaluated(monkeypatch):
     monkeypatch.setattr("pflsim.terminal.console.SILENCE", -1.0)
     console.clients_done(3)
     assert stream.getvalue().endswith("round 3/20: evaluate 5 of 8 clients\n")
-
-
-def test_the_reported_model_comes_first_with_its_worst_decile():
-    line = Console(replace(META, reported_model="global"), io.StringIO()).line(metrics(3, FULL))
-    assert line.startswith("round  3/20  global 0.640 (worst 0.54)  personal 0.913  ")
-
-
-@given(
-    st.integers(60, 200), st.integers(1, 10**5), st.floats(0, 1e15), st.floats(0, 1e6), st.floats(allow_nan=True)
-)  # fmt: skip
-def test_no_line_is_wider_than_it_may_be(width, number, count, seconds, loss):
-    meta = replace(META, rounds=10**5)
-    entry = replace(metrics(number, FULL, {"ce": loss}, seconds), traffic=Traffic(int(count), int(count)))
-    stream = io.StringIO()
-    Console(meta, stream, width).round(entry)
-    text = stream.getvalue()
-    assert text.count("\n") == 1
-    assert len(text.rstrip("\n")) <= width
-    assert text.startswith(f"round {number:>6}/100000  personal 0.913 (worst 0.81)")
 
 
 def test_the_end_says_all_of_it_in_80_columns(monkeypatch):
@@ -174,14 +153,6 @@ def test_the_live_display_fits_the_terminal(width):
     assert bars[0] == "▁" and bars[-1] == "█" and len(bars) >= width // 5
 
 
-def test_the_best_so_far_may_be_of_an_earlier_session():
-    with closing(Console(META, Terminal())) as console:
-        console.start(Path("runs/x"), 2)
-        console.earlier([metrics(1, FULL), metrics(2, {PERSONAL: stats(0.5)})])
-        console.round(metrics(3, {PERSONAL: stats(0.7)}))
-        assert "best on test data (oracle) 0.913 in round 1" in shown(console)
-
-
 def test_a_watched_run_prints_only_how_to_resume_it():
     seen, stream = [], io.StringIO()
     token = watching.set(lambda status: seen.append((status.round, *status.values)))
@@ -194,12 +165,6 @@ def test_a_watched_run_prints_only_how_to_resume_it():
     console.end(Summary(META, [metrics(1, FULL)], False, 20.0, 512.0), Path("runs/x"))
     assert seen == [(0,), (1, 0.913)]
     assert re.fullmatch(r"resume with  .*resume=runs/x\n", stream.getvalue())
-
-
-def test_the_live_display_goes_and_leaves_about_twenty_lines_of_a_long_run():
-    text = run(Terminal(), meta=replace(META, rounds=1000))
-    assert [n for n in range(1, 1001) if re.search(rf"round +{n}/1000 ", text)] == list(range(50, 1001, 50))
-    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1  # the cursor was hidden and is back
 
 
 def test_a_cluster_job_is_resumed_as_a_job(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:

@@ -57,14 +57,6 @@ def test_rows_fit_the_terminal(width: int, headers: str) -> None:
     assert "best: by validation" in found[len(NAMES) + 1]
 
 
-def test_many_runs_show_those_around_the_current_one() -> None:
-    table = SweepTable([f"run {n}" for n in range(100)], True, screen(height=14))
-    for number in range(50):
-        table.ended(number)
-    found = lines(table, 80)
-    assert len(found) == 12 and any(line.startswith("run 50 ") for line in found[3:6])
-
-
 def test_runs_in_other_processes_write_their_status(tmp_path: Path) -> None:
     with SweepTable(NAMES, True, screen()) as table:
         path = table.path(1)
@@ -79,13 +71,6 @@ def test_runs_in_other_processes_write_their_status(tmp_path: Path) -> None:
         )
     assert not path.exists()
     write_status(path, status(4))  # a run that ends after the display
-
-
-def test_nothing_is_shown_without_a_terminal() -> None:
-    pipe = Console(file=io.StringIO(), width=80, force_terminal=True)
-    with SweepTable(NAMES, True, pipe) as table, table.running(0):
-        assert not table.shown and table.path(0) is None and watching.get() is None
-    assert not pipe.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_sparklines() -> None:
