@@ -1,6 +1,5 @@
 """What every method shows of a round: the same numbers as in its trace, and pictures in TensorBoard."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -68,16 +67,3 @@ def pictures(folder: Path, seen: RoundMatrices) -> None:
     shown, kinds = events(folder), {f"diagnostics/{m.name.partition('/')[0]}" for m in seen.matrices}
     assert set(shown.Tags()["images"]) == kinds | {"partition"}
     assert all(shown.Images(kind)[-1].step == 3 for kind in kinds)
-
-
-def test_the_confusion_agrees_with_what_was_counted(tmp_path: Path) -> None:
-    """One client: the diagonal, weighed by the class's examples, is its accuracy."""
-    folder = tmp_path / "run"
-    assert cli.main(["method=local", "executor=inline", "clients=1", "rounds=2", "partition=iid",
-                        f"run_dir={folder}"]) == 0  # fmt: skip
-    seen = read_matrices(folder)
-    (confusion,) = [m.values for m in seen.matrices if m.name == "confusion"]
-    counts = json.loads((folder / "partition.json").read_text())["class_counts"][0]["test"]
-    last = json.loads((folder / "summary.json").read_text())["accuracy"]["personal"]["last"]
-    assert (np.diag(confusion) * counts).sum() / sum(counts) == pytest.approx(last["mean"], rel=1e-6)
-    np.testing.assert_allclose(confusion.sum(1), 1, rtol=1e-6)

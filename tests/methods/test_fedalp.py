@@ -11,7 +11,6 @@ from support import World, play, prepared, rounds, world
 
 from lightning_modules.base import ClientModule
 from lightning_modules.hosts.inline import InlineExecutor
-from lightning_modules.hosts.server_host import identity
 from lightning_modules.methods.fedalp import FedALP
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.training import Training
@@ -72,16 +71,6 @@ def fused(**settings: Any) -> tuple[World, InlineExecutor]:
     executor = w.inline()
     rounds(executor, WARMUP + 2, w.clients)
     return w, executor
-
-
-def test_a_group_is_sent_one_message() -> None:
-    w, executor = fused(groups=2)
-    messages = executor.server.downlinks(range(4))
-    groups = executor.server.state.groups.tolist()
-    for a in range(4):
-        for b in range(4):
-            assert (identity(messages[a]) == identity(messages[b])) == (groups[a] == groups[b])
-    assert len({identity(m) for m in w.inline().server.downlinks(range(4)).values()}) == 1
 
 
 def test_running_variances_stay_positive() -> None:

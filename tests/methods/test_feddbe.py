@@ -8,19 +8,16 @@ import numpy as np
 import pytest
 import torch
 from by_hand import SIZES, close, evaluates, examples, features, gradient, mean, plus, scores, slope, started, values
-from support import ALL, World, dataset, play, rounds, states, world
+from support import ALL, World, play, rounds, states, world
 
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.feddbe import FedDBE
-from lightning_modules.nets.cnn import MapCnn
 from lightning_modules.training import Training
 from pflsim.engine.execution import ReplyTask, Sent
-from pflsim.messages import Message
 from pflsim.seeding import seeded_global
 from pflsim.servers.feddbe import FedDBE as Server
 
 LR, DECAY, KAPPA, MU = 0.3, 0.5, 3.0, 0.4
-MAPS = partial(MapCnn, hidden_channels=3, channels=2, kernel=3, padding=1, hidden=4)
 
 
 def feddbe(model: Any = None, data: Any = None, **settings: Any) -> World:
@@ -78,19 +75,3 @@ def test_without_replies_in_the_initial_round_there_is_no_global_mean() -> None:
     executor = opened(feddbe().inline(), ())
     assert not executor.server.state.extra
     assert all(set(r.losses) == {"ce"} for r in rounds(executor, 1, 4))
-
-
-def test_feature_maps() -> None:
-    """The vector has the shape of a feature map."""
-    executor = opened(feddbe(MAPS, dataset(shape=(1, 8, 8)), kappa=1.0).inline())
-    rounds(executor, 2, 4)
-    assert all(s["vector"].dim() == 3 and s["vector"].abs().max() > 0 for s in states(executor).values())
-
-
-def test_newcomers_get_model_and_mean() -> None:
-    w = feddbe()
-    down = w.rule.join(opened(w.inline()).server.state, 9)
-    module = w.factory.build()
-    module.join(Message(weights={k: v + 1 for k, v in down.weights.items()}, extra=down.extra))
-    assert torch.equal(module.means.tensors["target"], down.extra["mean_features"])  # type: ignore[union-attr]
-    assert (module.vector == 0).all()  # type: ignore[operator]

@@ -14,7 +14,6 @@ from torch import nn
 
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.fedfcd import FedFCD
-from lightning_modules.nets.cnn import MapCnn
 from lightning_modules.training import Training
 from pflsim.engine.execution import ReplyTask, Sent
 from pflsim.errors import SettingsError
@@ -137,19 +136,6 @@ def test_what_was_received_is_forgotten() -> None:
     assert not any("global_means" in key for key in module.state_dict())
     module.receive(Message())
     assert float(module.objective(batch)["align"].detach()) == 0
-
-
-def test_feature_maps_are_flattened_for_the_means() -> None:
-    model = partial(MapCnn, hidden_channels=2, channels=3, kernel=3, padding=1, hidden=4)
-    w = fedfcd(model=model, lam=2.0)
-    executor = run(w, 2)
-    down = executor.server.downlinks([0])[0]
-    assert down.prototypes is not None and down.prototypes.means.shape == (3, w.federation.feature_width)
-    assert set(down.weights) == {f"global_head.{k}" for k in ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")}
-    module = executor.host.module
-    module.receive(down)
-    inputs, labels = executor.host.shards[0].train.batch(slice(None))
-    assert float(module.objective((inputs, labels))["align"].detach()) > 0
 
 
 def test_a_head_that_needs_maps_is_refused() -> None:

@@ -18,7 +18,7 @@ from lightning_modules.model_checks import check_validation
 from lightning_modules.nets.cnn import Cnn
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
-from pflsim.data.federated import FORWARD_BATCH, Shard
+from pflsim.data.federated import Shard
 from pflsim.engine.execution import TrainTask
 from pflsim.errors import SettingsError
 from pflsim.messages import Message
@@ -237,15 +237,6 @@ def test_running_statistics(buffers: Any) -> None:
         assert all(torch.allclose(own(module)[k], mixed[k], atol=1e-6) for k in stats)
 
 
-def test_validation_loss_takes_all_examples(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, shard, trained, _ = setting()
-    whole = mean_loss(module.net, shard.train)
-    with monkeypatch.context() as some:
-        some.setitem(FORWARD_BATCH, "cpu", 3)
-        assert mean_loss(module.net, shard.train) == pytest.approx(whole, rel=1e-5)
-    assert mean_loss(module.net, shard.val) == pytest.approx(loss_of(arrays(trained), shard), rel=1e-5)
-
-
 # The server -----------------------------------------------------------------------------------------------------------
 
 
@@ -281,12 +272,6 @@ def test_ties_are_broken_at_random_and_a_choice_is_a_function_of_state_and_clien
     chosen = {tuple(rule.choose(replace(state, rounds=r), 0)) for r in range(60)}
     assert chosen == {(a, b) for a in range(1, 6) for b in range(a + 1, 6)}
     assert all(rule.choose(state, c) == rule.choose(state, c) for c in range(6))
-
-
-@pytest.mark.parametrize("models", [5, 6, 1000])
-def test_more_places_than_candidates(models: int) -> None:
-    rule, state = server(models=models, done=0)
-    assert all(rule.choose(state, c) == [n for n in range(6) if n != c] for c in range(6))
 
 
 def test_a_newcomer_is_sent_candidates_at_random() -> None:

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 from by_hand import backward, batches, close, examples, features, gradient, mean, plus, scores, slope, started, values
-from support import ALL, BATCH_NORM, World, after, play, run_cohorts, same, states, world
+from support import ALL, BATCH_NORM, World, after, play, same, states, world
 
 from lightning_modules.methods.fedpac import FedPAC
 from lightning_modules.methods.fedrep import FedRep
 from lightning_modules.training import Training
-from pflsim.engine.execution import TrainTask
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.fedpac import FedPAC as Server
 from pflsim.servers.fedpac import head_weights
@@ -172,15 +171,3 @@ def test_without_alignment_and_mixing_it_is_fedrep(model: Any) -> None:
     assert same(after(fedpac(OwnHeads(), lam=0.0, **alike), fraction=0.75), expected)
     assert not same(after(fedpac(lam=0.0, **alike), fraction=0.75), expected)
     assert not same(after(fedpac(OwnHeads(), **alike), fraction=0.75), expected)
-
-
-def test_equal_heads_stay_as_they_are() -> None:
-    """To the bit: float32 heads, mixed in float64."""
-    made = fedpac()
-    executor = run_cohorts(made, [ALL])
-    (sent,) = executor.run(TrainTask(2), executor.send(ALL)).uplinks
-    uplinks, head = list(executor.uplinks(sent)), "net.head.weight"
-    for up in uplinks[1:]:
-        up.weights[head].copy_(uplinks[0].weights[head])  # type: ignore[attr-defined]
-    mixed = made.rule.fuse(executor.server.state, uplinks)
-    assert all(torch.equal(mixed.heads[client][head], uplinks[0].weights[head]) for client in ALL)

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 from by_hand import differences, losses
-from support import ALL, World, dataset, run_cohorts, states, world
+from support import World, states, world
 
 from lightning_modules.methods.gpfl import GPFL
-from lightning_modules.nets.cnn import MapCnn
 from lightning_modules.training import Training
 from pflsim.data.federated import Examples, Shard
 from pflsim.engine.execution import EvalRequest, TrainTask
@@ -136,12 +135,3 @@ def test_conditions_of_a_run() -> None:
 
 
 # What travels -----------------------------------------------------------------------------------------------------
-
-
-def test_feature_maps() -> None:
-    """Maps are flattened for the valve and get their shape back for the head."""
-    model = partial(MapCnn, hidden_channels=2, channels=3, kernel=3, padding=1, hidden=4)
-    executor = run_cohorts(gpfl(extra={"model": model, "data": dataset(shape=(1, 8, 8))}), [ALL] * 2)
-    module = executor.host.module
-    assert module.get_parameter("embeddings.weight").shape == (3, math.prod(module.net.feature_shape))
-    assert module.net.feature_shape == (3, 2, 2)

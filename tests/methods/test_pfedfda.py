@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from by_hand import Arrays, backward, batches, close, examples, features, losses
 from sklearn.model_selection import StratifiedKFold
 from support import ALL, World, play, prepared, states, world
 
-import pflsim
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.pfedfda import PFedFDA
 from lightning_modules.training import Training
@@ -153,17 +151,3 @@ def test_beta_stays_where_the_loss_is_not_finite() -> None:
     module.received.store({MEANS: torch.rand(3, 5), COVARIANCE: lower_triangle(torch.eye(5))})
     module.before_evaluation(Shard(0, 3, own, none, none))
     assert module.beta.tolist() == [0.25, 0.75]
-
-
-def test_the_loss_is_not_called_cross_entropy(tmp_path: Path) -> None:
-    """It may be large where training is well, and large cross-entropies are taken for training that explodes."""
-    run = pflsim.run(
-        method="pfedfda",
-        data="digits",
-        clients=3,
-        rounds=1,
-        executor="inline",
-        progress="none",
-        run_dir=tmp_path / "run",
-    )
-    assert [*run.history[-1].losses] == ["lda"]

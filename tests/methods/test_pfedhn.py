@@ -13,9 +13,8 @@ from support import World, rounds, world
 from lightning_modules.methods.pfedhn import PFedHN
 from lightning_modules.nets.cnn import Cnn
 from lightning_modules.training import Training
-from pflsim.fusion.hypernetwork import Hypernetworks, parts, pull_back, rebuilt, tensors
+from pflsim.fusion.hypernetwork import Hypernetworks, rebuilt, tensors
 from pflsim.messages import Uplink
-from pflsim.servers import pfedhn
 from pflsim.servers.pfedhn import PFedHN as Server
 from pflsim.servers.pfedhn import State
 
@@ -109,37 +108,6 @@ def test_step_is_the_vector_jacobian_product() -> None:
 
 
 # Several clients a round ----------------------------------------------------------------------------------------------
-
-
-def test_only_a_few_outputs_are_worked_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all clients; the result does not depend on how many."""
-    w = hn()
-    state = after_rounds(w, 1)
-    sent, whole = ups(w, state), w.rule.fuse(state, ups(w, state))
-    downs = w.rule.downlinks(whole, range(4))
-    asked = []
-
-    def watched(nets: Any, clients: Any, back: Any) -> Hypernetworks:
-        def noted(number: int, part: slice) -> torch.Tensor:
-            found = back(number, part)
-            asked.append((number, tuple(found.shape)))
-            return found
-
-        return pull_back(nets, clients, noted, 3)
-
-    monkeypatch.setattr(pfedhn, "pull_back", watched)
-    monkeypatch.setattr(pfedhn, "parts", lambda head: parts(head, 3))
-    fused = w.rule.fuse(state, sent)
-    for number, shape in enumerate(state.shapes):
-        widths = [columns for at, (rows, columns) in asked if at == number and rows == 4]
-        size = torch.Size(shape).numel()
-        assert widths == [3] * (size // 3) + [size % 3] * (size % 3 > 0)
-    for a, b in zip(tensors(fused.nets), tensors(whole.nets), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
-    for client, message in w.rule.downlinks(fused, range(4)).items():
-        assert all(
-            torch.allclose(v, downs[client].weights[k], rtol=1e-4, atol=1e-6) for k, v in message.weights.items()
-        )
 
 
 # What stays -----------------------------------------------------------------------------------------------------------

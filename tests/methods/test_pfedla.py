@@ -57,19 +57,6 @@ def sent(w: World, state: Any, scale: float = 1.0, seed: int = 0) -> list[Uplink
 
 
 @pytest.mark.parametrize("normaliser", ["softmax", "relu"])
-@pytest.mark.parametrize("unit", ["module", "tensor", "model"])
-def test_weights_sum_to_one(normaliser: str, unit: str) -> None:
-    w = la(normaliser=normaliser, unit=unit, hn_lr=2.0)
-    state = after_rounds(w, 4)
-    numbers = w.rule.numbers(state)
-    names = {"module": {"net.body.fc1", "net.head"}, "model": {"model"}, "tensor": set(w.federation.initial)}[unit]
-    assert {name for name in numbers if name.startswith("alpha/")} == {f"alpha/{name}" for name in names}
-    for alpha in (numbers[f"alpha/{name}"] for name in names):
-        assert alpha.dtype == torch.float64 and (alpha >= 0).all() and alpha.unique().numel() > 4
-        torch.testing.assert_close(alpha.sum(1), torch.ones(4, dtype=torch.float64), rtol=0, atol=1e-14)
-
-
-@pytest.mark.parametrize("normaliser", ["softmax", "relu"])
 def test_frozen_uniform_weights_are_fedavg_with_equal_weights(normaliser: str) -> None:
     frozen = after(la(start="uniform", hn_lr=0.0, normaliser=normaliser))
     average = after(world(FedAvg, FedAvgServer(), sizes=SIZES))

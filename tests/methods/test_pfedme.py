@@ -115,14 +115,6 @@ def test_running_statistics_belong_to_theta_and_w_alike() -> None:
     assert any("running_mean" in key for key in up.weights)
 
 
-def test_the_largest_stable_penalty_is_named() -> None:
-    """θ − w shrinks by |1 − λ·η_p| a step, so 2/λ is the bound; up to it everything is taken."""
-    with pytest.raises(SettingsError, match=r"method\.lam=15 .*method\.personal_lr.*above 2.*at most 4$") as said:
-        world(partial(PFedMe, lam=15.0, personal_lr=0.5), Server(), training=Training(lr=0.05))
-    assert "\n" not in str(said.value)
-    world(partial(PFedMe, lam=20.0, personal_lr=0.1), Server(), training=Training(lr=0.05))
-
-
 def test_a_step_of_the_global_model_does_not_go_beyond_the_personal_one() -> None:
     """w − θ shrinks by 1 − lr·λ a step; by default λ is 15, or 1/lr if that is less."""
     with pytest.raises(SettingsError, match=r"method\.lam=15:.*lr\*lam = 3 .*at most 1/lr = 5$"):

@@ -161,15 +161,6 @@ def test_one_pair_alone_is_scored() -> None:
     assert 0 < float(terms["mse"].detach()) < 1
 
 
-def test_a_server_of_another_method_is_noticed() -> None:
-    module = pfedpm().factory.build()
-    with pytest.raises(ValueError, match="pFedPM.*class means"):
-        module.receive(Message())
-    rule = Server()
-    with pytest.raises(ValueError, match="client 2 sent no class features"):
-        rule.fuse(rule.init(pfedpm().federation), [Uplink(client=2)])
-
-
 # Equations, by NumPy in float64 --------------------------------------------------------------------------------------
 
 LR, LAM, A, MOMENTUM = 0.3, 2.5, 0.3, 0.5

@@ -1,5 +1,6 @@
 """FedCAC and FedSelect, whose private entries are chosen by the training: rounds by hand and special cases."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -107,14 +108,6 @@ def test_with_all_marks_the_mean_is_uniform() -> None:
     given = {"sizes": (9, 9, 9), "training": TRAINING}
     one, other = (nets(after(made, 4)) for made in (fedcac(1.0, beta=2, **given), world(FedAvg, Mean(), **given)))
     torch.testing.assert_close(one, other)
-
-
-def test_running_statistics_stay_on_the_clients() -> None:
-    executor = fedcac(model=normed, training=Training(lr=0.2, batch_size=5)).inline()
-    rounds(executor, 2, 4)
-    assert not any("running" in key for key in executor.server.state.weights)
-    found = [state["net.body.2.running_mean"] for state in states(executor).values()]
-    assert not torch.equal(found[0], found[1])
 
 
 # FedSelect
@@ -271,11 +264,16 @@ def test_a_server_optimiser_moves_what_is_shared() -> None:
         assert found > 20
 
 
-def test_masks_and_running_statistics_stay_on_the_clients() -> None:
-    """Biases are shared, and the scale of normalisation layers is a weight."""
-    made = fedselect(model=normed, training=Training(lr=0.2, batch_size=5))
-    assert not any("running" in key for key in made.federation.initial)
-    assert {*masks(states(made.inline())[0])} == {"net/body/1/weight", "net/body/2/weight", "net/head/weight"}
-    before = states(made.inline())[0]["net.body.2.running_mean"]
-    found = [state["net.body.2.running_mean"] for state in after(made, 2).values()]
+@pytest.mark.parametrize("made", [fedcac, fedselect])
+def test_running_statistics_stay_on_the_clients(made: Callable[..., World]) -> None:
+    own = made(model=normed, training=Training(lr=0.2, batch_size=5))
+    assert not any("running" in key for key in own.federation.initial)
+    before = states(own.inline())[0]["net.body.2.running_mean"]
+    found = [state["net.body.2.running_mean"] for state in after(own, 2).values()]
     assert all(not torch.equal(value, before) for value in found) and not torch.equal(found[0], found[1])
+
+
+def test_weights_have_masks_and_biases_are_shared() -> None:
+    """The scale of normalisation layers is a weight."""
+    found = masks(states(fedselect(model=normed).inline())[0])
+    assert {*found} == {"net/body/1/weight", "net/body/2/weight", "net/head/weight"}

@@ -9,19 +9,15 @@ import pytest
 import support
 import torch
 from by_hand import NAMES, backward, close, examples, features, head_steps, losses, plus, scores, slope, started, values
-from support import ALL, BATCH_NORM, World, after, dropout_mlp, play, run_cohorts, same, states, trained_states, world
-from torch import nn
+from support import ALL, BATCH_NORM, World, after, dropout_mlp, play, run_cohorts, same, states, world
 
 from lightning_modules.methods.fedgh import FedGH
 from lightning_modules.methods.fedproto import FedProto
 from lightning_modules.methods.fedtgp import FedTGP
 from lightning_modules.methods.local import Local
-from lightning_modules.nets.cnn import MapCnn
-from lightning_modules.nets.net import Net
 from lightning_modules.prototypes import nearest_scores
 from lightning_modules.training import Training
-from pflsim.engine.execution import EvalRequest, TrainTask
-from pflsim.errors import SettingsError
+from pflsim.engine.execution import EvalRequest
 from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.params import load
 from pflsim.seeding import torch_generator
@@ -287,24 +283,6 @@ def test_the_first_round_is_local(model: Any) -> None:
         assert same(*(states(run_cohorts(w, [ALL] * count)) for w in (made, alone))) == (count == 1)
 
 
-class NormedHead(Net):
-    """A head with running statistics."""
-
-    def __init__(self, shape: tuple[int, ...], classes: int):
-        body = nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), 5), nn.ReLU())
-        super().__init__(body, nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, classes)), (5,), classes)
-
-
-def test_running_statistics_in_a_head_stay_with_the_client() -> None:
-    executor = run_cohorts(world(FedGH, FedGHServer(), model=NormedHead), [ALL] * 2)
-    sent = executor.server.downlinks([0])[0].weights
-    assert not any("running" in key for key in sent) and "net.head.0.weight" in sent
-    found = [s["net.head.0.running_mean"] for s in states(executor).values()]
-    after = trained_states(executor, executor.run(TrainTask(3), executor.send([0])))
-    assert not torch.equal(found[0], found[1])
-    assert not torch.equal(after[0]["net.head.0.running_mean"], found[0])
-
-
 def test_a_head_moves_no_statistics_of_the_body() -> None:
     """Under every setting of `buffers` they are the client's own, in training and as received."""
     found: list[Any] = []
@@ -314,12 +292,3 @@ def test_a_head_moves_no_statistics_of_the_body() -> None:
         found.append((executor.evaluate(EvalRequest("personal", "received", ALL, ("test",), 3)), states(executor)))
     assert found[0][0] == found[1][0] == found[2][0]
     assert same(found[0][1], found[1][1]) and same(found[0][1], found[2][1])
-
-
-def test_feature_maps() -> None:
-    """Maps are flattened for the class means; a head that cannot take flat ones is refused."""
-    maps = partial(MapCnn, hidden_channels=2, channels=3, kernel=3, padding=1)
-    sent = run_cohorts(world(FedGH, FedGHServer(), model=maps), [ALL] * 2).server.downlinks([0])[0].weights
-    assert set(sent) == {f"net.head.{k}" for k in ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")}
-    with pytest.raises(SettingsError, match=r"class means.*\[n, 32\]"):
-        world(FedGH, FedGHServer(), model=support.Pooled).inline()

@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import yaml
 from support import METHODS, World, normed, prepared, refusing, same, states, uplinks_of, world
 
-import pflsim
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.feddbe import FedDBE
@@ -107,22 +105,3 @@ def test_methods_without_a_mean_refuse_them() -> None:
         "fedsa_lora",
         "ffa_lora",
     }
-
-
-@pytest.mark.slow
-def test_names_and_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One group for fedadam however it is named; its settings do not tell other methods apart."""
-    monkeypatch.chdir(tmp_path)
-    given: dict[str, Any] = {"data": "digits", "clients": 3, "rounds": 1, "executor": "inline", "progress": "none"}
-    runs = [
-        *pflsim.sweep(method=["fedavg", "fedavg+fedadam", "ditto", "ditto+fedadam"], **given),
-        pflsim.run(method="fedadam", seed=1, **given),
-        pflsim.run(method="fedyogi", server_optimizer={"lr": 0.1}, **given),
-    ]
-    names = [run.method for run in runs]
-    assert names == ["fedavg", "fedadam", "ditto", "ditto+fedadam", "fedadam", "fedyogi"]
-    assert all(f"-{name}-digits" in run.folder.name for name, run in zip(names, runs, strict=True))
-    (compared, *_) = pflsim.compare([run for run in runs if run.seed == 0])
-    assert [group.name for group in compared.groups] == sorted(names[:4] + names[5:], key=names.index)
-    labels = {group.name for part in pflsim.compare(runs) for group in part.groups}
-    assert labels == {*names}

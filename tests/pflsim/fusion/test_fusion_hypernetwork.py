@@ -8,7 +8,7 @@ import torch
 from by_hand import differences
 
 from pflsim.fusion import hypernetwork
-from pflsim.fusion.hypernetwork import Hypernetworks, draw, draw_common, outputs, pull_back, rebuilt, select, tensors
+from pflsim.fusion.hypernetwork import Hypernetworks, draw, draw_common, outputs, pull_back, rebuilt, tensors
 
 NETS = draw(clients=5, embedding=4, hidden=(6, 3), outputs=(5, 2), seed=3)
 
@@ -60,14 +60,6 @@ def test_level_gives_equal_outputs_everywhere() -> None:
     assert all(torch.equal(out, torch.ones_like(out)) for out in outputs(hypernetwork.level(NETS)))
 
 
-def test_select_copies_rows() -> None:
-    chosen = select(NETS, [4, 1])
-    for some, all_ in zip(tensors(chosen), tensors(NETS), strict=True):
-        assert torch.equal(some, all_[[4, 1]])
-        some.zero_()
-    assert not torch.equal(NETS.embeddings[4], torch.zeros(4))
-
-
 def test_a_step_descends_for_some_and_leaves_the_rest() -> None:
     """Against finite differences in float64, for every tensor of one client; nothing given is changed."""
     nets = doubled(NETS)
@@ -103,14 +95,6 @@ def doubled(nets: Hypernetworks) -> Hypernetworks:
 # One hypernetwork for all ---------------------------------------------------------------------------------------------
 
 COMMON = draw_common(clients=5, embedding=4, hidden=(6, 3), start=(torch.ones(2, 3), torch.zeros(4)), seed=3)
-
-
-def test_a_common_hypernetwork_has_one_row_of_layers_and_an_embedding_for_each() -> None:
-    assert COMMON.embeddings.shape == (5, 4) and torch.equal(COMMON.embeddings, NETS.embeddings)
-    assert [tuple(t.shape) for t in tensors(COMMON)[1:]] == [
-        (1, 6, 4), (1, 6), (1, 3, 6), (1, 3), (1, 6, 3), (1, 6), (1, 4, 3), (1, 4)
-    ]  # fmt: skip
-    assert torch.equal(COMMON.heads[0].bias, torch.ones(1, 6)) and torch.equal(COMMON.heads[1].bias, torch.zeros(1, 4))
 
 
 def test_common_outputs_are_those_of_equal_hypernetworks() -> None:

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pflsim.fusion.attentive import attention_weights, squared_distances
-from pflsim.fusion.blocks import COLUMNS, Workspace, blocks
-from pflsim.fusion.layerwise import collaborate, flat_rows, mix_unit, stack
+from pflsim.fusion.blocks import COLUMNS, blocks
+from pflsim.fusion.layerwise import collaborate, flat_rows, mix_unit
 from pflsim.fusion.masks import collaboration, from_bits, grown, largest, mean_of_sharers, overlaps, sensitive, to_bits
 from pflsim.messages import Uplink
 from pflsim.servers.base import Federation, ServerRule
@@ -34,13 +34,6 @@ def test_blocks_are_the_rows_from_left_to_right(width: int, dtype: torch.dtype) 
         found = [block.clone() for block in blocks(given)]
         assert all(block.dtype == torch.float64 and 0 < block.shape[1] <= COLUMNS for block in found)
         assert torch.equal(torch.cat([torch.zeros(3, 0), *found], dim=1), rows.double())
-
-
-def test_blocks_lie_in_the_same_memory_and_are_contiguous() -> None:
-    seen = [(block.data_ptr(), block.is_contiguous()) for block in blocks(torch.rand(2, 2 * COLUMNS + 7))]
-    assert len(seen) == 3 and len(set(seen)) == 1 and seen[0][1]
-    work = Workspace(2, 10, torch.float32, torch.device("cpu"))
-    assert work.columns(7).shape == (2, 7) and work.columns(7).data_ptr() == work.columns(10).data_ptr()
 
 
 # Whole rules ----------------------------------------------------------------------------------------------------------
@@ -214,15 +207,6 @@ def distances(weights: list[dict[str, Tensor]]) -> Tensor:
     return sum((squared_distances(flat_rows(weights, key)) for key in UNIT.parameters), torch.zeros(4, 4))
 
 
-def test_rows_are_flat_and_views() -> None:
-    weights = clients()
-    rows = flat_rows(weights, "bn.weight")
-    for row, tensors in zip(rows, weights, strict=True):
-        np.testing.assert_array_equal(row.numpy(), tensors["bn.weight"].numpy().ravel())
-        assert row.data_ptr() == tensors["bn.weight"].data_ptr()
-    assert [tuple(row.shape) for row in flat_rows(weights, "bn.scale")] == [(1,)] * 4
-
-
 def test_mix_golden() -> None:
     """The whole way in NumPy: distances over parameters, weights of eq. 10, mixed parameters and buffers."""
     weights = clients(dtype=torch.float64)
@@ -259,22 +243,3 @@ def test_nothing_is_shared_or_changed() -> None:
         for tensor in tensors.values():
             tensor.zero_()
     assert all(torch.equal(w[k], v) for w, before in zip(weights, kept, strict=True) for k, v in before.items())
-
-
-def test_a_missing_tensor_is_named() -> None:
-    weights = clients()
-    del weights[2]["bn.scale"]
-    for call in (
-        lambda: stack(weights, "bn.scale"),
-        lambda: flat_rows(weights, "bn.scale"),
-        lambda: mix_unit(weights, UNIT, torch.eye(4)),
-    ):
-        with pytest.raises(KeyError, match=r"bn\.scale"):
-            call()
-
-
-def test_shapes_that_differ_are_named() -> None:
-    weights = clients()
-    weights[3]["bn.weight"] = torch.zeros(2, 4)
-    with pytest.raises(ValueError, match=r"bn\.weight.*\(2, 3\), \(2, 4\)"):
-        flat_rows(weights, "bn.weight")
