@@ -24,15 +24,6 @@ def held(module: Module, value: float) -> Module:
     return module
 
 
-def test_not_in_the_state() -> None:
-    module = Module()
-    before = list(module.state_dict())
-    held(module, 1.0)
-    assert list(module.state_dict()) == before
-    module.load_state_dict(Module().state_dict())
-    assert all(not a.requires_grad for _, a in module.anchor.pairs(module))
-
-
 def test_holds_copies_and_forgets_what_was_held() -> None:
     module, sent = Module(), torch.zeros(1)
     module.anchor.store({"net.0.bias": torch.zeros(3)})
@@ -43,12 +34,6 @@ def test_holds_copies_and_forgets_what_was_held() -> None:
     module.anchor.clear()
     assert list(module.anchor.pairs(module)) == []
     assert list(module.anchor.buffers()) == []
-
-
-def test_follows_the_module() -> None:
-    module = held(Module(), 2.0)
-    assert all(a.dtype == torch.float64 for _, a in module.double().anchor.pairs(module))
-    assert all(a.device.type == "meta" and w.device.type == "meta" for w, a in module.to("meta").anchor.pairs(module))
 
 
 def test_holds_what_it_is_for_as_it_is_received() -> None:

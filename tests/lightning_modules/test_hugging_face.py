@@ -21,7 +21,6 @@ from lightning_modules.nets.own import own_net
 from pflsim.cli import main
 from pflsim.data.dataset import Dataset
 from pflsim.data.federate import load_federation
-from pflsim.errors import SettingsError
 from pflsim.records.saved_settings import saved_settings
 
 transformers = pytest.importorskip("transformers")
@@ -222,28 +221,6 @@ def test_a_saved_model_predicts_as_the_run(
 @pytest.mark.parametrize("lora", ["{r: 2, targets: [none]}", "{rank: 2}", "{r: 0}"])
 def test_wrong_adapters(lora: str, refused: Callable[..., str]) -> None:
     assert "lora" in refused(*SMALL, "data=digits", "model=mlp", f"lora={lora}")
-
-
-def test_adapters_of_every_model(tmp_path: Path) -> None:
-    run = pflsim.run(
-        method="fedavg", data="digits", model="mlp", lora={"r": 1}, run_dir=str(tmp_path / "run"), overrides=SMALL
-    )
-    assert {*run.per_client().up_bytes} == {4 * (64 + 100 + 100 * 10 + 10)}
-
-
-def test_sequences_that_are_too_long_for_a_model_name_their_length(tmp_path: Path) -> None:
-    x = np.random.default_rng(0).integers(4, 50, (60, 17))
-    data = Dataset("text", x, x[:, 0] % 3, 3, 40, vocabulary=50)
-    with pytest.raises(SettingsError, match=r"data\.length=17"):
-        pflsim.run(method="fedavg", data=data, model=distilbert(), overrides=SMALL, run_dir=str(tmp_path / "run"))
-
-
-def test_a_model_without_a_padding_token_is_told_how_to_have_one(tmp_path: Path) -> None:
-    """The remedy is that of the other tests of Llama."""
-    with pytest.raises(SettingsError, match=r"padding token.*; set pad_token_id in[^;]*$"):
-        pflsim.run(
-            method="fedavg", data=text(), model=llama(padding=None), overrides=SMALL, run_dir=str(tmp_path / "run")
-        )
 
 
 def test_a_mapping_of_inputs(tmp_path: Path) -> None:

@@ -16,10 +16,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from lightning_modules.nets.cnn import Cnn
-from lightning_modules.nets.layers import norm2d
 from lightning_modules.nets.mlp import Mlp
 from lightning_modules.nets.net import Net, choose_memory_format
-from lightning_modules.nets.resnet import ResNet18
 from pflsim.config.components import check_component
 from pflsim.errors import SettingsError
 from pflsim.params import UnitKind, resolve_threshold, units
@@ -85,16 +83,6 @@ def test_flat_inputs(model: str) -> None:
             make(model, (30,))
 
 
-@pytest.mark.parametrize("model", [f.stem for f in FILES])
-@pytest.mark.slow
-def test_no_draw_after_the_weights(model: str) -> None:
-    net = make(model, MNIST)
-    before = torch.get_rng_state()
-    net(torch.zeros(2, *MNIST))
-    assert net.feature_shape
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 @pytest.mark.parametrize(
     ("model", "shape", "expected"),
     [
@@ -152,33 +140,6 @@ def test_resnet18_computes_what_torchvisions_does() -> None:
     torch.testing.assert_close(net(x), theirs(x), rtol=1e-12, atol=1e-12)
 
 
-def test_resnet18_width_and_group_norm() -> None:
-    small = ResNet18(DIGITS, 10, width=4, norm="group")
-    assert small.feature_shape == (32,)
-    assert len(list(small.parameters())) == 62
-    assert not list(small.buffers())
-    assert not any(isinstance(m, nn.BatchNorm2d) for m in small.modules())
-    assert small(torch.zeros(1, *DIGITS)).shape == (1, 10)
-
-
-@pytest.mark.parametrize(
-    ("model", "shape", "feature_shape"),
-    [("pfedpm_cnn_mh", MNIST, (20, 4, 4)), ("pfedpm_cnn_mh", CIFAR, (20, 5, 5)), ("resnet18_mh", CIFAR, (512,))],
-)
-@pytest.mark.slow
-def test_variants_differ_behind_features_of_one_shape(
-    model: str, shape: tuple[int, ...], feature_shape: tuple[int, ...]
-) -> None:
-    node = yaml.safe_load((FILES[0].parent / f"{model}.yaml").read_text())
-    assert len(node["variants"]) == 3
-    base = model.removesuffix("_mh")
-    nets = [make(base, shape, **variant) for variant in node["variants"]]
-    assert {net.feature_shape for net in nets} == {feature_shape}
-    assert all(net.body(torch.zeros(2, *shape)).shape == (2, *feature_shape) for net in nets)
-    layers = [[(m.out_channels, m.stride) for m in net.body.modules() if isinstance(m, nn.Conv2d)] for net in nets]
-    assert layers[0] != layers[1] != layers[2] != layers[0]
-
-
 def test_cnn_computes_what_it_says() -> None:
     net = Cnn(DIGITS, 3, channels=[4, 6], kernel=3, padding=1, hidden=5).double()
     p = dict(net.named_parameters())
@@ -189,33 +150,6 @@ def test_cnn_computes_what_it_says() -> None:
         maps = maps.clamp(min=0).unfold(2, 2, 2).unfold(3, 2, 2).amax((4, 5))
     features = F.linear(maps.flatten(1), p["body.fc.weight"], p["body.fc.bias"]).clamp(min=0)
     torch.testing.assert_close(net(x), F.linear(features, p["head.weight"], p["head.bias"]))
-
-
-@pytest.mark.parametrize(("channels", "groups"), [(64, 32), (512, 32), (32, 16), (20, 4), (7, 1), (1, 1)])
-def test_group_norm_groups(channels: int, groups: int) -> None:
-    norm = norm2d("group", channels)
-    assert norm.num_groups == groups
-
-
-@pytest.mark.parametrize(
-    ("model", "setting", "values"),
-    [
-        ("mlp", "hidden", ([0],)),
-        ("cnn", "channels", ([8, -1],)),
-        ("cnn", "kernel", (0,)),
-        ("cnn", "padding", (-1,)),
-        ("cnn", "hidden", (0,)),
-        ("lenet", "hidden", ([120, 0],)),
-        ("resnet18", "width", (0,)),
-        ("alexnet", "hidden", (-3,)),
-        ("pfedpm_cnn", "strides", ([1], [1, 0])),
-        ("resnet18", "strides", ([1, 2, 2], [1, 2, 2, 0])),
-    ],
-)
-def test_settings_out_of_range(model: str, setting: str, values: tuple[Any, ...]) -> None:
-    for value in values:
-        with pytest.raises(SettingsError, match=setting):
-            make(model, MNIST, **{setting: value})
 
 
 # Memory formats ------------------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from support import KINDS, Records, prepared, slow_except, states
 from torch.nn import functional
 
 from lightning_modules.contract.checks import inline
-from lightning_modules.hosts import devices
 from lightning_modules.hosts.inline import InlineExecutor
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
@@ -29,24 +28,6 @@ def step_by_hand(weight: torch.Tensor, bias: torch.Tensor, x: torch.Tensor, y: t
     scores = (x.to(low) @ weight.to(low).T + bias.to(low)).float()
     error = (torch.softmax(scores, 1) - functional.one_hot(y, len(bias))) / len(y)
     return weight - lr * (error.to(low).T @ x.to(low)).float()
-
-
-@pytest.mark.parametrize(
-    ("precision", "processor", "warned"),
-    [
-        ("bf16", "flags: avx2 bmi2", True),
-        ("bf16", "flags: avx2 amx_bf16", False),
-        ("bf16", "Features: asimd bf16", False),
-        ("ieee", "flags: avx2", False),
-    ],
-)
-def test_a_processor_without_instructions_gets_a_warning(
-    precision: str, processor: str, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "cpuinfo").write_text(processor)
-    monkeypatch.setattr(devices, "PROCESSORS", tmp_path / "cpuinfo")
-    found = prepared(*SMALL, f"precision={precision}").warnings
-    assert len(found) == warned and all("precision=bf16" in warning for warning in found)
 
 
 @pytest.mark.parametrize("lockstep", ["lockstep=true", "lockstep=false"])

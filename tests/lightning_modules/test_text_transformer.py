@@ -3,16 +3,13 @@
 from functools import partial
 
 import numpy as np
-import pytest
 import torch
 from support import softmax, trained_states, world
 
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.nets.text_transformer import TextTransformer
-from pflsim.config.components import TARGET, bind, check_component
 from pflsim.data.dataset import Dataset
 from pflsim.engine.execution import TrainTask
-from pflsim.errors import SettingsError
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 
 SMALL = partial(TextTransformer, width=4, heads=2, vocabulary=7)
@@ -71,14 +68,6 @@ def test_a_sequence_of_padding_alone_has_finite_scores_and_gradients() -> None:
     scores = net(torch.tensor([[0, 0, 0, 0, 0], [0, 3, 0, 2, 0]]))
     scores.sum().backward()
     assert scores.isfinite().all() and all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
-
-
-@pytest.mark.parametrize("settings", [{"width": 5}, {"heads": 0}, {"layers": 0}, {"dropout": 1.0}, {"width": 0}])
-def test_settings_out_of_range_are_refused_by_name(settings: dict[str, float]) -> None:
-    (name,) = settings
-    with pytest.raises(SettingsError, match=rf"model\.{name}="):
-        node = {TARGET: "lightning_modules.nets.text_transformer.TextTransformer", **settings}
-        bind(check_component(node, "model"), "model")((5,), 3)
 
 
 def test_clients_in_lockstep_train_as_in_the_loop() -> None:

@@ -1,6 +1,5 @@
 """Clients that raise errors or diverge: every rule for them, in this process and on actors."""
 
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,8 @@ from support import World, agree, inline, same
 from lightning_modules.hosts.client_host import Reply
 from lightning_modules.hosts.failures import Failure, nonfinite
 from lightning_modules.hosts.inline import InlineExecutor
-from pflsim.config.settings import OnError
 from pflsim.engine.execution import TrainTask
-from pflsim.errors import ClientError, SettingsError
+from pflsim.errors import ClientError
 from pflsim.messages import Prototypes, Uplink
 from ray_actors.resources import ActorPool
 
@@ -55,16 +53,6 @@ def test_a_gpu_that_fails_ends_a_run_in_this_process(traps: Path, tmp_path: Path
     set_trap(traps, "gpu_train_2_4")
     results = executor.host.run_groups(TrainTask(4), [(1,), (2,), (4,)], executor.send([1, 2, 4]).downlinks)
     assert isinstance(results[1], Reply) and results[2] is results[4] and results[2].group == (2, 4)
-
-
-def test_a_failure_keeps_no_frames(traps: Path) -> None:
-    """They would keep the tensors of the failed attempt until the next one has ended."""
-    executor = inline(endangered(traps))
-    set_trap(traps, "raise_train_2_1")
-    failure = executor.host.run_groups(TrainTask(1), [(2,)], executor.send([2]).downlinks)[2]
-    frames = [frame for frame, _ in traceback.walk_tb(failure.error.__cause__.__traceback__)]
-    assert "before_training" in {frame.f_code.co_name for frame in frames}
-    assert not any(frame.f_locals for frame in frames if frame.f_code.co_name not in ("run_groups", "<lambda>"))
 
 
 @pytest.mark.slow
@@ -152,19 +140,6 @@ def test_what_counts_as_finite() -> None:
     assert "extra" not in nonfinite(Uplink(extra={"e": torch.tensor(float("nan"))}), {}) != ""
     here = Prototypes(torch.full((1, 2), float("nan")), torch.tensor([1]))
     assert "2 of 2 values of prototypes" in nonfinite(Uplink(prototypes=here), {})
-
-
-@pytest.mark.parametrize(
-    ("text", "rule", "tries"), [("retry(5)", "retry", 5), ("retry", "retry", 3), ("drop", "drop", 0)]
-)
-def test_rules_are_read(text: str, rule: str, tries: int) -> None:
-    assert (OnError.of(text).rule, OnError.of(text).tries) == (rule, tries)
-
-
-@pytest.mark.parametrize("text", ["retry(-1)", "retry(x)", "Retry(1)", "skip", "", "retry(1) "])
-def test_other_rules_are_refused(text: str) -> None:
-    with pytest.raises(SettingsError, match="on_client_error=.*retry.N."):
-        OnError.of(text)
 
 
 @pytest.mark.slow
