@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support import settings_of
 
-from benchmarks.studies.paper import main, paper_table
+from benchmarks.studies.paper import paper_table
 from pflsim.analysis.runs import Run, read_run
 from pflsim.records.environment import write_environment
 from pflsim.records.folder import write_config
@@ -104,22 +104,3 @@ def test_runs_that_deviate_have_lines_of_their_own(
     found = lines(NAME, [run])
     assert {label for label, cells in found.items() if cells[1] != "—"} == {f"pFedCFR; {said}"}
     assert found[f"pFedCFR; {said}"][1] == "95.00"
-
-
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["fedfcd_figure6"]) == 2
-    assert "fedfcd_figure6: no paper prints values" in capsys.readouterr().err
-    (tmp_path / "runs").mkdir()
-    made(tmp_path / "runs" / "a", f"+experiment={NAME}")
-    (tmp_path / "runs" / "broken").mkdir()
-    (tmp_path / "runs" / "broken" / "config.yaml").write_text("seed: 0\n")
-    assert main([NAME]) == 0
-    output = capsys.readouterr()
-    assert "warning: " in output.err and "broken" in output.err
-    (ours,) = (line.split() for line in output.out.splitlines() if line.startswith("pFedCFR"))
-    assert ours == ["pFedCFR", "95.63", "±", "0.08", "95.00", "-0.63", "2", "0"]
-    assert "\n# FedAvg\npflsim method=fedavg data=mnist " in output.out
-    for suffix in ("md", "tex", "csv", "txt"):
-        assert main([NAME, "runs", "--out", f"t.{suffix}"]) == 0
-        assert "95.00" in (tmp_path / f"t.{suffix}").read_text()

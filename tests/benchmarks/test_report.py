@@ -4,9 +4,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.__main__ import PAGE
 from benchmarks.cases import CASES, OURS, overrides, settings_of
-from benchmarks.speed.report import EMPTY, put, tables
 from benchmarks.speed.results import Results
 from benchmarks.speed.targets import verdicts
 
@@ -51,25 +49,6 @@ def test_targets(results: Results) -> None:
     assert not found["CNN, 100 clients, memory over 100 rounds"].met
     assert found["`launch.py --help`"].met
     assert not found["pFedLA, 100 clients, CNN, the server's share of a round"].measured
-
-
-def test_tables_of_a_part_of_the_cases(results: Results) -> None:
-    found = tables(results)
-    assert "| mlp-20 | 9.00 | 8.00 | 3.00 | 4.00 |  |  | 1.00 |  |" in found["seconds"]
-    assert "**missed** (0.67 of it)" in found["targets"] and EMPTY in found["targets"]
-    assert "cnn-20, Ray, 1 actor | failed: a/b |" in found["further"]
-    assert "0123456" in found["machine"] and "50 GFLOP/s" in found["machine"]
-
-
-def test_the_page_has_a_place_for_every_table(results: Results) -> None:
-    made_of, text = tables(results), PAGE.read_text(encoding="utf-8")
-    written = put(text, made_of)
-    for name, table in made_of.items():
-        assert f"<!-- bench:{name}:begin -->\n{table}\n<!-- bench:{name}:end -->" in written
-    assert put(written, made_of) == written and written.count("<!-- bench:") == 2 * len(made_of)
-    assert written.partition("<!--")[0] == text.partition("<!--")[0]
-    with pytest.raises(ValueError, match="bench:more:begin"):
-        put(text, {"more": ""})
 
 
 @pytest.mark.parametrize("quick", [False, True])

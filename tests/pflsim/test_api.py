@@ -227,20 +227,6 @@ def test_objects_of_one_name_in_a_sweep() -> None:
         pflsim.sweep(**SMALL | {"data": [(train, test), (test, train)]})
 
 
-MOVED = """
-from pflsim.data.dataset import Dataset
-from pflsim.data.sources.scikit_learn import digits
-def read(*, path: str = 'here') -> Dataset: return digits()
-"""
-
-
-def test_resumed_with_data_of_a_dotted_name_elsewhere() -> None:
-    Path("moved_data.py").write_text(MOVED)
-    run = pflsim.run(method="local", **SMALL | {"data": "moved_data.read"}, overrides=["model.hidden=[4]"])
-    again = pflsim.resume(run, rounds=3, overrides=["data.path=there"])
-    assert again.summary["rounds"] == 3 and again.summary["data"] == "read"
-
-
 @pytest.mark.slow
 def test_partition_and_export() -> None:
     given = {key: SMALL[key] for key in ("data", "clients")}

@@ -10,8 +10,8 @@ from scipy import stats
 from pflsim.analysis.charts import curve
 from pflsim.analysis.comparison import Comparison, Spread, compare
 from pflsim.analysis.groups import group_runs
-from pflsim.analysis.runs import read_run
-from pflsim.analysis.tables import records
+from pflsim.analysis.runs import Run, read_run
+from pflsim.analysis.tables import records, render
 from pflsim.errors import SettingsError
 
 CLIENTS, ROUNDS, SEEDS = 12, 4, (0, 1, 2)
@@ -235,3 +235,32 @@ def test_a_curve_has_the_evaluated_rounds_that_all_seeds_have(tmp_path: Path) ->
     (group,) = group_runs([long, short])
     found = curve(group, "bytes")
     assert found and [*found.mean] == pytest.approx([0.15, 0.3]) and [*found.x] == pytest.approx([60, 120])
+
+
+# Equal and nearly equal methods ---------------------------------------------------------------------------------------
+
+
+def seeds_of(folder: Path, method: str, rights: list[list[int]], **settings: object) -> list[Run]:
+    """A run of each seed."""
+    return [
+        made(folder / f"{method}{seed}", [[(right, 100) for right in own]], method=method, seed=seed, **settings)
+        for seed, own in enumerate(rights)
+    ]
+
+
+def test_equal_values_on_every_client_and_seed(tmp_path: Path) -> None:
+    base, other = [[50, 60, 70], [55, 65, 75]], [[50, 60, 70], [55, 65, 74]]
+    rights = {"local": base, "a": other, "b": base, "c": other, "d": [[70, 60, 50], base[1]]}
+    found = compare(group_runs([run for name, own in rights.items() for run in seeds_of(tmp_path, name, own)]))
+    assert found.identical == (("Local", "b"), ("a", "c"))
+    assert [record["identical_to"] for record in records(found)] == ["b", "c", "local", "a", ""]
+    assert "every seed: Local and b\n" in render([found], "text")
+
+
+def test_what_cannot_be_told_apart_from_the_best(tmp_path: Path) -> None:
+    """Three clients of 24 show nothing (p = 1/4), all 24 do; what comes after the first clear one does not count."""
+    base = np.random.default_rng(0).integers(40, 50, 24)
+    below = {"best": [0] * 24, "level": [1] * 3 + [0] * 21, "next": [1] * 24, "noisy": [-24, 23, -20, 27] * 6}
+    methods = {"local": base, **{name: base + 20 - np.array(points) for name, points in below.items()}}
+    found = compare(group_runs([r for name, own in methods.items() for r in seeds_of(tmp_path, name, [own.tolist()])]))
+    assert found.tied == ("best", "level")

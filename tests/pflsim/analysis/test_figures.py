@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import pytest
 from made_runs import made, make_run
@@ -14,7 +12,7 @@ from matplotlib.figure import Figure
 import pflsim
 from pflsim.analysis.charts import curve
 from pflsim.analysis.comparison import Comparison, best_first, compare, frontier
-from pflsim.analysis.drawings import DRAWN, STYLES
+from pflsim.analysis.drawings import DRAWN
 from pflsim.analysis.figures import all_figures
 from pflsim.analysis.forest import NOT_CLEAR
 from pflsim.analysis.groups import group_runs
@@ -107,34 +105,9 @@ def test_the_frontier_has_what_is_better_than_the_cheaper(comparison: Comparison
     assert [row.group.method for row in frontier(one_seed)] == ["local", "pfedme", "fedrep"]
 
 
-@pytest.mark.parametrize("style", STYLES)
-def test_sizes_and_fonts(comparison: Comparison, style: str, tmp_path: Path) -> None:
-    """As wide as a column or the page, with embedded TrueType fonts; saved outside of the settings that drew it."""
-    before = dict(matplotlib.rcParams)
-    for name, (figure, _) in all_figures([comparison], style).items():
-        figure.savefig(tmp_path / f"{name}.pdf")
-        content = (tmp_path / f"{name}.pdf").read_bytes()
-        assert b"/Type3" not in content and b"/FontFile2" in content and b"STIX" in content
-        box = re.search(rb"/MediaBox \[ 0 0 ([\d.]+) ", content)
-        assert box and float(box[1]) / 72 == pytest.approx(STYLES[style].column, abs=0.01)
-        sizes = {text.get_fontsize() for text in figure.findobj(matplotlib.text.Text) if text.get_text()}  # type: ignore
-        assert sizes <= {STYLES[style].labels, STYLES[style].ticks}
-    assert dict(matplotlib.rcParams) == before
-
-
 def test_the_command(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = [
-        "figures",
-        str(runs),
-        "--style",
-        "ieee",
-        "--format",
-        "svg",
-        "--only",
-        "forest,cost",
-        "--out",
-        str(tmp_path / "out"),
-    ]
+    only = ["--style", "ieee", "--format", "svg", "--only", "forest,cost"]
+    asked = ["figures", str(runs), *only, "--out", str(tmp_path / "out")]
     assert main(asked) == 0
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"forest.svg", "forest.tex", "cost.svg", "cost.tex"}
     table = (tmp_path / "out/forest.tex").read_text(encoding="utf-8")

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from made_runs import made
 
 from pflsim.analysis.charts import limits_of
-from pflsim.analysis.comparison import Comparison, Row, Spread, compare
+from pflsim.analysis.comparison import Row, Spread, compare
 from pflsim.analysis.forest import as_text
 from pflsim.analysis.groups import group_runs
 from pflsim.analysis.report.charts import Benchmark, overall
-from pflsim.analysis.tables import render
 from pflsim.cli import main
 from pflsim.terminal.identity import identity
 
@@ -107,25 +106,3 @@ def test_an_error_is_better_on_the_left() -> None:
     rows = [line("fedrep", -3.0, 1.0, "clear"), line("ifca", 1.0, 1.0, "not clear"), line("fedavg", 90.0, 1.0, "clear")]
     drawn = plot(rows, higher=False)
     assert drawn[0].index("better than Local │ worse") and "▸" in drawn[4] and "+90.0" in drawn[4]
-
-
-@pytest.fixture
-def comparison(tmp_path: Path) -> Comparison:
-    """Three seeds of eight clients: FedRep is better by 10 to 17 examples of 100, Ditto by 0."""
-    found = []
-    for seed in range(3):
-        for method, gain in (("local", 0), ("fedrep", 10), ("ditto", 0)):
-            rights = [(40 + gain + bool(gain) * n + seed, 100) for n in range(8)]
-            found.append(made(tmp_path / f"{method}{seed}", [rights], method=method, seed=seed))
-    return compare(group_runs(found))
-
-
-def test_the_rows_are_those_of_the_comparison(comparison: Comparison) -> None:
-    assert [shown.label for shown in comparison.lines] == ["FedRep", "Local", "Ditto"]
-    first, reference, last = (shown.deltas[0] for shown in comparison.lines)
-    assert first and last and first.mean == pytest.approx(0.135)
-    assert first.by_seed == pytest.approx((0.135,) * 3) and first.over_seeds == pytest.approx((0.135, 0.135))
-    assert (first.level, reference, last.level) == ("clear", None, "not clear")
-    text = render([comparison], "text")
-    assert text.index("better than Local") < text.index("is clearly better") < text.index("reported")
-    assert "│" not in render([comparison], "markdown")

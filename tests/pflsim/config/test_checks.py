@@ -50,34 +50,10 @@ def checked(**changes: Any) -> None:
     check(settings_from(asdict(settings_with(**changes)) | COMPONENTS))
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"local_epochs": 3},
-        {"local_steps": 3},
-        {"fraction": 0.05},
-        {"momentum": 0.0, "weight_decay": 0.0, "seed": 2**63 - 1},
-        {"placement__clients_per_actor": 1},
-        {"placement__actors": 10},
-        {"placement__nodes": 2, "ray_address": "auto"},
-        {"placement__device": "cuda", "placement__gpus": 1},
-        {"placement__gpus": 2, "placement__device": "cpu", "placement__actors_per_gpu": 3},
-        {"trace__rounds": [1, 20]},
-        {"server_optimizer__name": "fedavgm", "server_optimizer__nesterov": True, "server_optimizer__beta1": 0.0},
-        {"checkpoint__every": 0, "checkpoint__keep": 1},
-        {"names": {"experiment": "a"}},
-        {"eval__holdout_clients": 9, "eval__finetune_epochs": 0},
-    ],
-)
-def test_what_is_right(changes: dict[str, Any]) -> None:
-    checked(**changes)
-
-
 BOUNDS = """
 clients=0 rounds=-1 batch_size=0 local_steps=0 local_epochs=0 lr=0.0 lr=nan lr=-inf momentum=nan momentum=1.0
 momentum=-0.1 lr_decay=-0.5 lr_decay=inf lr_decay=1e300 weight_decay=-1e-9 fraction=0.0 fraction=1.5 fraction=0.01
-fraction=nan seed=-1 seed=9223372036854775808 on_client_error='ignore'
+fraction=nan seed=-1 seed=9223372036854775808 on_client_error='ignore' on_client_error='retry(-1)'
 run_dir='s3://me:secret@store/runs' faults.dropout=1.1 faults.straggler_work=1.0 eval.holdout_clients=10
 eval.holdout_clients=-1 eval.finetune_epochs=-1 eval.every=0 eval.batch_size=0 checkpoint.every=-1 checkpoint.minutes=-1
 checkpoint.keep=-1 placement.clients_per_actor='many' placement.clients_per_actor=0 placement.actors=11

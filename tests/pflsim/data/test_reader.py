@@ -421,18 +421,3 @@ def pflsim_partition(words: list[str], folder: str) -> tuple[Dataset, Any]:
     from pflsim.data.record import write_federation
 
     return write_federation(settings_of(*WORDS, *words), Path(folder))
-
-
-def test_the_card_has_what_the_user_knows(capsys: pytest.CaptureFixture[str]) -> None:
-    frame = BASE.assign(c=["", "x", "y", "x"] * (N // 4), rows=range(N))
-    frame.loc[5, "site"] = ""
-    table = pflsim.Table(frame.replace("", None), label="y", client="site", min_examples=20, exclude=["b"])
-    card = dict(table.card().lines)
-    assert card["rows"].startswith("40 ") and "1 without a client" in card["left out"] and "19" in card["left out"]
-    assert card["clients (site)"].startswith("2; each 20") and card["missing cells"].startswith("c 10")
-    assert card["numbers"] == "1: a" and card["categories"] == "1: c 2" and card["not used"] == "b, rows"
-    assert len(str(table.card()).splitlines()) <= 12
-    frame.to_csv("t.csv", index=False)
-    pflsim_partition([], "made")
-    assert "clients (site)" in capsys.readouterr().out
-    assert json.loads(Path("made/data_card.json").read_text())["card"]["clients (site)"].startswith("3")

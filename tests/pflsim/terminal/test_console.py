@@ -14,7 +14,6 @@ from pflsim.records.evaluation import Measures, Scope
 from pflsim.records.history import RoundMetrics, Traffic
 from pflsim.records.summary import RunMeta, Summary
 from pflsim.terminal.console import Console
-from pflsim.terminal.formats import format_bytes, format_seconds
 from pflsim.terminal.result import resume_command, tensorboard_command
 from pflsim.terminal.status import watching
 
@@ -85,25 +84,6 @@ def test_the_end_says_all_of_it_in_80_columns(monkeypatch):
     assert "20 of 20 rounds" in run(io.StringIO(), complete=False)
 
 
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (9_994, "9.99 kB"), (9_996, "10.0 kB"), (99_960, "100 kB"),
-     (999_499, "999 kB"), (999_500, "1.00 MB"), (1_234_567_890, "1.23 GB"), (5e15, "5000 TB")],
-)  # fmt: skip
-def test_bytes_have_three_digits(count, text):
-    assert format_bytes(count) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0.0 s"), (0.0001, "1 ms"), (0.0994, "99 ms"), (0.0996, "0.1 s"),
-     (9.94, "9.9 s"), (9.96, "10 s"), (99.4, "99 s"), (99.6, "1m40s"), (3599.4, "59m59s"),
-     (3599.6, "1h00m"), (7505, "2h05m")],
-)  # fmt: skip
-def test_durations_are_short(seconds, text):
-    assert format_seconds(seconds) == text
-
-
 def test_the_tensorboard_command_can_be_pasted(monkeypatch, here):
     monkeypatch.setenv("PATH", str(here))
     monkeypatch.setattr(sys, "executable", str(here / "venv" / "python"))
@@ -137,20 +117,6 @@ def test_the_live_display_says_where_the_run_is():
     assert "best by validation 0.913 in round 3" in text
     assert "0.8 s a round" in text and "up 4 B, down 4 B" in text and "memory 2.00 GB" in text
     assert " left" in text
-
-
-@pytest.mark.parametrize("width", [60, 80, 200])
-def test_the_live_display_fits_the_terminal(width):
-    with closing(Console(replace(META, rounds=1000), Terminal(), width)) as console:
-        console.start(Path("runs/x"))
-        for number in range(1, 301):
-            console.round(metrics(number, {PERSONAL: stats(1 - 1 / number)}), 1234.0)
-        console.phase(301, "evaluate", 10)
-        lines = shown(console).splitlines()
-    assert max(map(len, lines)) <= width and all(line.strip() for line in lines)
-    assert max(map(len, lines)) >= 0.7 * width
-    bars = "".join(re.findall("[▁▂▃▄▅▆▇█]", "".join(lines)))
-    assert bars[0] == "▁" and bars[-1] == "█" and len(bars) >= width // 5
 
 
 def test_a_watched_run_prints_only_how_to_resume_it():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pflsim.terminal.status import Status, read_status, sparkline, watching, write_status
+from pflsim.terminal.status import Status, read_status, watching, write_status
 from pflsim.terminal.sweep_table import SweepTable
 
 NAMES = [f"{method} seed={seed}" for method in ("local", "fedavg", "pfedcfr lr=0.01") for seed in range(4)]
@@ -71,9 +71,3 @@ def test_runs_in_other_processes_write_their_status(tmp_path: Path) -> None:
         )
     assert not path.exists()
     write_status(path, status(4))  # a run that ends after the display
-
-
-def test_sparklines() -> None:
-    assert sparkline([0.0, 0.5, 1.0], 8) == "▁▅█"
-    assert sparkline([0.0, 0.0, 1.0, 1.0], 2) == "▁█" and sparkline([], 5) == "" and sparkline([3.0], 5) == "▁"
-    assert sparkline([0.0, math.nan, 1.0], 5) == "▁ █"
