@@ -15,7 +15,7 @@ from pflsim.engine.execution import FaultRecorder, FinetuneTask, NodeLost, Reply
 from pflsim.engine.interrupts import Interrupts
 from pflsim.engine.plan import RunPlan
 from pflsim.engine.simulation import Simulation
-from pflsim.records.folder import LOG, run_log
+from pflsim.records.folder import run_log
 from pflsim.types import RoundRecord
 
 COHORTS = ((0, 1, 2), (1, 2, 3), (0, 2, 3), (0, 1, 2, 3), (1, 2, 3))
@@ -54,7 +54,6 @@ class Shaky:
     def __init__(self, made: World, losses: Sequence[Loss], rule: str = "abort"):
         self.losses, self.faults = list(losses), FaultRecorder()
         self.calls: Counter[str] = Counter()
-        self.log: list[str] = []
         self._clients_done: Callable[[int], None] = lambda done: None
         self._gone, self._kept = False, True
         self.inner = InlineExecutor(made.on_error(rule))
@@ -109,7 +108,6 @@ class Shaky:
 
     def _meet(self, name: str) -> None:
         self.calls[name] += 1
-        self.log.append(name)
         self._lose(name, after=False)
 
     def _lose(self, name: str, after: bool) -> None:
@@ -142,18 +140,13 @@ def go(
     losses: Sequence[Loss] = (),
     *,
     rule: str = "abort",
-    done: int | None = None,
-    begin: Callable[[Shaky], object] | None = None,
     interrupts: Interrupts | None = None,
-    listener: Records | None = None,
 ) -> Run:
     """A run, in which all the losses must be met."""
     folder.mkdir(exist_ok=True)
-    listener, executor = listener or Records(), Shaky(made, losses, rule)
+    listener, executor = Records(), Shaky(made, losses, rule)
     with run_log(folder):
-        if begin is not None:
-            begin(executor)
-        Simulation(executor, plan, folder, listener, interrupts, done).run()
+        Simulation(executor, plan, folder, listener, interrupts).run()
     assert not executor.losses, "something that was to be lost was not met"
     return Run(
         states(executor.inner), executor.inner.server_state(), [bare(r) for r in listener.records],
@@ -190,8 +183,3 @@ def assert_same(one: Run, other: Run) -> None:
     assert one.files.keys() == other.files.keys()
     different = [name for name in one.files if one.files[name] != other.files[name]]
     assert not different
-
-
-def said(folder: Path) -> str:
-    """What was logged."""
-    return (folder / LOG).read_text() if (folder / LOG).exists() else ""

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 from launched import is_gone, launched, lines_until
+from stopped_runs import left
 from support import agree
-from test_resume import left
 
 from pflsim import cli
 from ray_actors.cluster import remove_leftovers
@@ -88,18 +88,6 @@ def test_a_driver_that_is_killed_is_resumed_from_its_last_checkpoint(straight: P
 
 TINY = ["data=digits", "clients=3", "rounds=2", "model.hidden=[4]", "placement.cpus=1", "placement.actors=1"]
 LONG = [*TINY[:2], "rounds=100000", *TINY[3:], "checkpoint.every=2", "run_dir=run"]
-
-
-def test_two_at_once_do_not_meet(tmp_path: Path) -> None:
-    """The same method, data and seed, so that their folders would have the same name."""
-    runs = [launched(tmp_path, *TINY, "method=fedavg") for _ in range(2)]
-    said = [run.communicate(timeout=300) for run in runs]
-    assert [run.returncode for run in runs] == [0, 0], said
-    folders = sorted((tmp_path / "runs").iterdir())
-    assert len(folders) == 2
-    assert len({(folder / "per_client.csv").read_bytes() for folder in folders}) == 1
-    assert {path.name for path in tmp_path.iterdir()} == {"runs"}
-    assert all(is_gone(run, []) for run in runs)
 
 
 def test_a_run_folder_in_use_is_refused(

@@ -20,7 +20,7 @@ import pytest
 from pflsim.config.settings import Placement, Settings
 from pflsim.errors import RunError
 from ray_actors import cluster, run
-from ray_actors.layout import ACTOR_MB, Layout
+from ray_actors.layout import Layout
 
 ROOT = Path(__file__).resolve().parents[2]
 TWO = Placement(cpus=2, object_store_mb=200)
@@ -98,27 +98,6 @@ def test_a_ray_of_someone_else_is_left_running(fake: FakeRay) -> None:
     with closing(cluster.JoinedRay()) as joined:
         joined.pool(TWO, SAME)
     assert fake.up and fake.calls == [("actors", 2, 1.0), "actors end"]
-
-
-def test_memory_of_actors_that_run_counts_as_free(fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "free_memory", lambda: 3000 * 2**20)
-    with closing(cluster.LocalRay()) as local:
-        assert local.nodes(TWO)[0].memory_mb == 3000
-        local.pool(TWO, SAME).actors += [1, 2]  # type: ignore[list-item]
-        assert local.nodes(TWO)[0].memory_mb == 3000 + 2 * ACTOR_MB
-
-
-@pytest.mark.parametrize(("settings", "actors"), [({"clients": 2}, 2), ({"clients": 9, "placement": {"actors": 3}}, 3)])
-def test_ray_starts_early_with_the_actors_that_a_run_probably_needs(
-    fake: FakeRay, settings: dict[str, Any], actors: int
-) -> None:
-    placement = replace(Placement(cpus=2, object_store_mb=200), **settings.pop("placement", {}))
-    early = cluster.start_early(Settings(placement=placement, **settings))
-    with closing(early) as local:
-        local.pool(placement, SAME)
-        assert fake.calls[:2] == [("init", 2, 0, 200), ("actors", actors, 1.0 if actors == 2 else 0.6666)]
-    fake.up = True
-    assert cluster.start_early(Settings(placement=placement, **settings)) is None  # of someone else
 
 
 def test_the_end_of_a_process_that_ray_needs_ends_the_run() -> None:

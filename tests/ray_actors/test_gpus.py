@@ -3,7 +3,6 @@
 from collections import Counter
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +22,6 @@ from pflsim.engine.execution import TrainTask
 from pflsim.errors import ClientError, RunError, SettingsError
 from pflsim.messages import Message
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
-from ray_actors import run
 from ray_actors.client_actor import ClientActor, Setup
 from ray_actors.executor import RayExecutor
 from ray_actors.layout import Node, lay_out
@@ -126,14 +124,6 @@ def test_a_gpu_for_the_server_that_is_missing_is_an_error(monkeypatch: pytest.Mo
     monkeypatch.setattr(devices, "visible_gpus", lambda: 0)
     with pytest.raises(SettingsError, match=r"placement.server_device=cuda"):
         with_server_device(asked("placement.server_device=cuda"))
-
-
-@pytest.mark.slow
-def test_a_run_on_cpus_is_not_resumed_on_gpus_that_are_missing(tmp_path: Path) -> None:
-    with run.Runner() as runner:
-        folder = runner.run(replace(asked("executor=inline", "progress=quiet"), run_dir=str(tmp_path / "a")))
-        with pytest.raises(SettingsError, match="placement.gpus=2, but torch sees 0 on this machine"):
-            runner.resume(folder, asked("placement.gpus=2"))
 
 
 def test_more_gpus_than_torch_sees_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,20 +1,16 @@
-"""What is lost with a node, and how that is found out; a whole run that loses one, on a real Ray that has one."""
+"""What is lost with a node, and how that is found out; whole runs that lose one are in test_cluster_nodes.py."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
-from failing_executor import PLAN, bare
 from failure_runs import SIZES, TRAINING, on_ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, ObjectLostError, OwnerDiedError, RayTaskError
-from support import Records, World, agree, pfedcfr, planned, states
+from support import World, agree, pfedcfr, states
 
 from pflsim.engine.execution import NodeLost, StatesLost, TrainTask
-from pflsim.engine.simulation import Simulation
 from pflsim.errors import RunError
-from pflsim.records.folder import LOG, run_log
 from ray_actors import executor as remote
 from ray_actors.client_actor import Environment
 from ray_actors.resources import ActorPool
@@ -79,40 +75,6 @@ def test_lost_objects_and_states(pool: ActorPool, monkeypatch: pytest.MonkeyPatc
             patch.setattr(remote, "ray", LosingRay(1, error))
             with pytest.raises(StatesLost):
                 executor.recover()
-
-
-def test_a_node_that_dies_in_the_middle_changes_no_bit(
-    pool: ActorPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An actor dies in round 4, and its node is not alive any more."""
-    made, drawn = small(), planned(PLAN, newcomers=(4,), checkpoint_every=2, trace_rounds=())
-    outcomes = []
-
-    class Dying(Records):
-        def phase(self, round_number: int, name: str, due: int = 0) -> None:
-            super().phase(round_number, name, due)
-            if (round_number, name) == (4, "train") and not gone and isinstance(executor, remote.RayExecutor):
-                monkeypatch.setattr(executor, "_get", get)
-                monkeypatch.setattr(remote, "alive_ids", frozenset)
-                monkeypatch.setattr(remote, "ray", LosingRay(0))
-
-    def get(ref: Any, placed: bool = False) -> Any:
-        if placed and not gone:
-            gone.append(0)
-            raise ActorDiedError()
-        return remote.RayExecutor._get(executor, ref, placed)
-
-    for name in ("inline", "ray"):
-        gone = list[int]()
-        (tmp_path / name).mkdir()
-        executor: Any = made.inline() if name == "inline" else on_ray(made, pool)
-        listener = Dying()
-        with run_log(tmp_path / name):
-            Simulation(executor, drawn, tmp_path / name, listener).run()
-        records = [bare(record) for record in listener.records]
-        outcomes.append((held(executor), records, listener.joined))
-    agree(*outcomes)
-    assert "left the cluster" in (tmp_path / "ray" / LOG).read_text()
 
 
 # What actors run on

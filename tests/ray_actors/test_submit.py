@@ -17,10 +17,9 @@ import ray.job_submission
 from benchmarks.tools.loopback import RAY, Cluster
 from pflsim import cli
 from pflsim.config.names import FOLDER, PACKAGES
-from pflsim.errors import SettingsError
 from pflsim.records.environment import code
 from ray_actors import submit
-from ray_actors.submit import dashboard, files_to_send
+from ray_actors.submit import dashboard
 
 pytestmark = pytest.mark.slow
 
@@ -183,15 +182,6 @@ def test_mistakes_are_found_before_anything_is_uploaded(
     assert said in error and error.startswith("error: ") and not client.submitted
 
 
-def test_too_much_is_refused_and_the_largest_named(tmp_path: Path) -> None:
-    for name, size in (("zeros", 80 * 2**20), ("more", 1000)):
-        with (tmp_path / name).open("wb") as file:
-            file.truncate(size)
-    with pytest.raises(SettingsError, match=r"--exclude PATTERN.*: zeros \(80\.0 MiB\), "):
-        files_to_send(tmp_path)
-    assert "more" in files_to_send(tmp_path, ["zeros"])[0]
-
-
 @pytest.mark.parametrize(
     ("arguments", "warned"),
     [([], True), (["run_dir=x"], True), (["run_dir=/x"], False), (["run_dir=s3://b/x"], False), (["resume=x"], False)],
@@ -215,12 +205,6 @@ def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         monkeypatch.setenv("RAY_ADDRESS", variable)
         assert dashboard(given) == expected
-
-
-def test_nobody_answers(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:2")  # Ray would take it before what is given
-    assert cli.main(["submit", "--address", "http://127.0.0.1:1", "run_dir=/x"]) == 1
-    assert "http://127.0.0.1:1." in capsys.readouterr().err
 
 
 @pytest.mark.ray

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stopped_runs import left
 from support import agree
-from test_resume import left
 
 import pflsim
 from pflsim.engine.callbacks import RoundResult

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stopped_runs import left, stop_after
 from support import agree
-from test_resume import left, stop_after
 
 from pflsim import cli
 from pflsim.records.history import stalled_since

@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 
 import pytest
+from stopped_runs import SMALL
 from support import events
-from test_resume import SMALL
 
 import pflsim
 from pflsim import cli

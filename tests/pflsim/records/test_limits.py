@@ -50,20 +50,6 @@ def test_the_smallest_limit_of_all_groups_counts(tmp_path: Path, monkeypatch: py
     assert (limits.usable_cpus(), limits.free_memory()) == (3, 80 * mib)
 
 
-def test_limits_in_the_first_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {
-        "cpu/x/cpu.cfs_quota_us": "150000\n",
-        "cpu/x/cpu.cfs_period_us": "100000\n",
-        "cpu/cpu.cfs_quota_us": "-1\n",
-        "cpu/cpu.cfs_period_us": "100000\n",
-        "memory/memory.limit_in_bytes": "1000\n",
-        "memory/memory.usage_in_bytes": "900\n",
-        "memory/memory.stat": "inactive_file 1\ntotal_inactive_file 50\ntotal_active_file 3\n",
-    }
-    groups(tmp_path, "4:memory:/gone\n2:cpu:/x\n1:name=systemd:/\n", files, monkeypatch)
-    assert limits.usable_cpus() == 2 and limits.free_memory() == 150
-
-
 def test_what_ray_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     raised = []
     monkeypatch.setattr(resource, "setrlimit", lambda what, values: raised.append(values))

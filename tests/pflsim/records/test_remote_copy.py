@@ -12,11 +12,10 @@ import yaml
 from fake_filesystems import Ask, Asked, contents, local_contents, nothing, register
 from run_files import write_checkpoint
 
-from pflsim.config.validate import check_no_password, is_url
 from pflsim.errors import RunError, SettingsError
 from pflsim.records.checkpoint_read import newest_checkpoint, read_checkpoint
 from pflsim.records.per_client import complete_rounds
-from pflsim.records.remote import RemoteCopy, check_new_url, download, resumed_copy
+from pflsim.records.remote import RemoteCopy, download, resumed_copy
 from pflsim.records.summary import RunMeta
 from pflsim.records.tracker import Tracker
 from pflsim.types import EvalRow, RoundRecord, TrainReport
@@ -234,24 +233,6 @@ def test_a_run_that_fails_keeps_its_own_error(run: Run, store: str, caplog: pyte
 
 
 # Where a run begins -----------------------------------------------------------------------------------------------
-
-
-def test_a_place_with_files_is_refused(run: Run, url: str) -> None:
-    check_new_url(url)
-    run.remote_copy(url).upload()
-    before = contents(url)
-    with pytest.raises(SettingsError, match="is not empty"):
-        check_new_url(url)
-    assert contents(url) == before
-
-
-def test_what_a_url_is() -> None:
-    assert is_url("s3://a/b") and is_url("simplecache::s3://a") and not is_url("runs/a") and not is_url(None)
-    for url in ("sftp://me@host/x", "s3://a/b:c@d", "x://["):
-        check_no_password(url)
-    for url in ("sftp://me:secret@host/x", "filecache::ftp://me:secret@host/x"):
-        with pytest.raises(SettingsError, match="resume.*password"):
-            check_no_password(url)
 
 
 # Resumed ---------------------------------------------------------------------------------------------------------

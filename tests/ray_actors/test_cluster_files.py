@@ -17,7 +17,7 @@ from benchmarks.tools.loopback import Cluster
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FILES = ROOT / "configs" / "cluster"
 SMALL = ["method=fedavg", "clients=6", "rounds=4", "lockstep=false", "model.hidden=[8]"]
 SRUN = """#!{python}

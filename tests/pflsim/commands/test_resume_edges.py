@@ -5,7 +5,6 @@ import hashlib
 import json
 import re
 import shutil
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from launched import launched
+from stopped_runs import SMALL, left, stop_after, unchanged
 from support import agree, slow_except
-from test_resume import SMALL, left, stop_after, unchanged
 
-from lightning_modules.base import ClientModule
 from pflsim import cli
 from pflsim.engine import checkpointing
 
@@ -152,11 +149,6 @@ def test_a_checkpoint_that_does_not_fit(
     assert "round_0002" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("asked", ["", "last", "nowhere", "."])
-def test_nonsense_is_refused(asked: str, here: Path, refused: Refused) -> None:
-    refused(f"resume={asked}")
-
-
 @pytest.mark.parametrize("full_from", [1, 4])
 @pytest.mark.slow
 def test_a_disk_that_was_full_in_the_end(
@@ -183,70 +175,6 @@ def test_a_disk_that_was_full_in_the_end(
     assert cli.main([f"resume={folder}"]) == 0
     agree(left(folder), left(straight))
     assert cli.main([f"resume={folder}"]) == 0 and "is complete" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("phase", ["evaluate", pytest.param("train", marks=pytest.mark.slow)])
-def test_a_run_that_fails_is_saved_first(
-    phase: str, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """In round 3, which is not whole: after it is mended the run goes on after round 2, and ends as a straight one."""
-    name = {"train": "before_training", "evaluate": "predict"}[phase]
-    real = getattr(ClientModule, name)
-
-    def broken(self: ClientModule, *arguments: object) -> object:
-        if self.round_number == 3:
-            raise ValueError("not mended yet")
-        return real(self, *arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ClientModule, name, broken)
-        failed = [*RUN, "checkpoint.every=0", "on_client_error=retry(1)", f"run_dir={tmp_path / 'failed'}"]
-        assert cli.main(failed) == 1
-    output = capsys.readouterr()
-    assert "not mended yet" in output.err and f"resume={tmp_path / 'failed'}" in output.out
-    assert [path.name for path in (tmp_path / "failed" / "checkpoints").glob("round_*")] == ["round_0002"]
-    assert cli.main([f"resume={tmp_path / 'failed'}", "checkpoint.every=3"]) == 0
-    agree(left(tmp_path / "failed"), left(straight))
-
-
-DEADLY = """
-import os, signal
-from pathlib import Path
-from torch import nn
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Linear(64, 10)
-
-    def forward(self, x):
-        records = Path("killed/metrics.jsonl")
-        if Path("trap").exists() and records.exists() and records.read_text().count("\\n") == 2:
-            os.kill(os.getpid(), signal.SIGSEGV)
-        return self.fc(x.flatten(1))
-"""
-
-
-@pytest.mark.slow
-def test_a_crash_is_named_and_resumed(
-    here: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    """In round 3, of a model of one's own."""
-    (here / "deadly.py").write_text(DEADLY)
-    (here / "trap").touch()
-    run = [*(text for text in RUN if not text.startswith("model.")), "model=deadly.Net", "checkpoint.every=1"]
-    process = launched(here, *run, "run_dir=killed")
-    process.communicate()
-    assert process.returncode == -signal.SIGSEGV
-    words = ("round 3 (local training) of client", "Segmentation fault", "resume=killed", "on_client_error=drop")
-    assert cli.main(["compare", "killed"]) == 0
-    (line,) = caplog.messages
-    assert all(word in line for word in words)
-    (here / "trap").unlink()
-    assert cli.main(["resume=killed"]) == 0 and cli.main([*run, "run_dir=straight"]) == 0
-    assert f"warning: {line}\n" in capsys.readouterr().err
-    assert "deadly.py" in Path("killed/run.log").read_text() and not Path("killed/status.txt").exists()
-    agree(left(Path("killed")), left(Path("straight")))
 
 
 @pytest.mark.slow

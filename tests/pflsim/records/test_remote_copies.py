@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 from fake_filesystems import Asked, contents, local_contents, nothing, register
+from stopped_runs import SMALL, left, stop_after
 from support import agree
-from test_resume import SMALL, left, stop_after
 
 from pflsim import cli
 from pflsim.commands import resume

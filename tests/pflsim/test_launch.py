@@ -109,15 +109,6 @@ def test_paths_are_taken_as_they_are(path: str, runs: list[Settings]) -> None:
     assert cli.main([f"run_dir=/x/{path}"]) == 0 and runs[0].run_dir == f"/x/{path}"
 
 
-@pytest.mark.parametrize(
-    ("encoding", "comment"), [("latin-1", "Gr\u00f6\u00dfe"), ("utf-16", "Gr\u00f6\u00dfe"), ("utf-16-le", "size")]
-)
-def test_a_config_file_in_another_encoding_is_named(encoding: str, comment: str, mine: str, refused: Refused) -> None:
-    file = Path(mine, "method", "german.yaml")
-    file.write_text(f"# {comment}\n{Path(mine, 'method', 'own.yaml').read_text()}", encoding=encoding)
-    assert str(file) in refused("--config-dir", mine, "method=german")
-
-
 def test_settings_of_parts_come_from_signatures(runs: list[Settings], mine: str) -> None:
     assert cli.main(["--config-dir", mine, "method=own", "data=own", "data.size=0.5", "data.shape=[3]"]) == 0
     (settings,) = runs
@@ -379,14 +370,6 @@ def test_show_config(capsys: pytest.CaptureFixture[str], runs: list[Settings]) -
     assert cli.main(["--cfg", "job", "--resolve", "method=fedprox", "lr=${method.mu}"]) == 0
     assert "lr: 0.001" in capsys.readouterr().out
     assert not runs
-
-
-def test_help_names_what_is_on_disk(capsys: pytest.CaptureFixture[str], mine: str) -> None:
-    assert cli.main(["--help", "--config-dir", mine]) == 0
-    said = capsys.readouterr().out
-    for file in CONFIGS.glob("*/*.yaml"):
-        assert file.stem in said and file.parent.name in said
-    assert "own_strong" in said and "placement.actors_per_gpu=1" in said and "seed=0" in said
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_what_goes_wrong_on_a_node_is_reported_by_the_driver(cluster: Cluster) -
 
     What cannot be met is refused in seconds, with what was asked for and what there is; nothing is left reserved.
     """
-    cluster.env["PYTHONPATH"] = str(Path(__file__).parent)
+    cluster.env["PYTHONPATH"] = str(Path(__file__).parents[1])
     cluster.start(0, 1)
     refused = [
         (["placement.gpus=2"], ["placement.gpus=2", "Ray has 0 GPUs", f"{cluster.nodes[1].address}: 1 CPUs"]),

@@ -15,8 +15,8 @@ import psutil
 import pytest
 from optuna.storages.journal import JournalFileBackend
 from process_functions import count, die, fail, say, wait_for_signal
+from stopped_runs import left, stop_after
 from support import agree, settings_of
-from test_resume import left, stop_after
 
 from pflsim import cli
 from pflsim.commands.sweep import parallel_runs
@@ -146,8 +146,6 @@ def test_a_stopped_sweep_leaves_runs_to_resume(signum: int, tmp_path: Path) -> N
 
 
 OF_TUNE = ("method=fedavg", "clients=3", "rounds=4", "model.hidden=[4]", "batch_size=50", "executor=inline")
-STUDY = ("tune", "method=fedavg,fedprox", "clients=3", "rounds=3", "model.hidden=[4]", "batch_size=50", "lr=0.2",
-         "search.lr=[0.05,0.2,1e29]", "--trials", "4", "--seeds", "1", "--into")  # fmt: skip
 
 
 def trials(folder: Path) -> dict[str, list[optuna.trial.FrozenTrial]]:
@@ -190,46 +188,6 @@ def test_settings_that_cannot_be_run_begin_no_study(
     assert {file.name for file in (tmp_path / "study").iterdir()} <= {LOCK, JOURNAL}
 
 
-def result(folder: Path) -> dict[str, Any]:
-    """What the trials of a study have found, and what its runs have left."""
-    runs = [path.parent for path in sorted(folder.glob("*/*/summary.json")) if is_complete(path.parent)]
-    found = {name: [(one.params, one.value) for one in own] for name, own in trials(folder).items()}
-    return {"page": (folder / "tuned.md").read_text(), **found, **{path.name: left(path) for path in runs}}
-
-
-EXPECTED = ("fed", "continue with", "stopped")
-"""What the lines of a study that is ended begin with."""
-
-
-def end_session(folder: Path, signum: int, after: int) -> int:
-    """Run a study in a process that gets a signal after so many trials; return its exit status."""
-    out = folder.with_suffix(f".{signum}.out")
-    with out.open("w") as stream:
-        command = [sys.executable, "-m", "pflsim", *STUDY, folder.name, "sweep.parallel=1", "progress=none"]
-        process = subprocess.Popen(command, stdout=stream, stderr=stream, cwd=folder.parent, start_new_session=True)
-    end = time.monotonic() + 240
-    while out.read_text().count(": trial ") < after:
-        assert process.poll() is None and time.monotonic() < end, out.read_text()
-        time.sleep(0.05)
-    process.send_signal(signum)
-    status = process.wait(60)
-    tracker = re.compile(r".*resource_tracker.*\n")  # of Python: it names the semaphores that ended processes have left
-    odd = [line for line in tracker.sub("", out.read_text()).splitlines() if not line.startswith(EXPECTED)]
-    assert not odd, odd  # nothing of Optuna
-    while not all(map(is_free, folder.glob("*/*"))):  # the run that a killed study leaves is still saving
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    return status
-
-
-def is_free(folder: Path) -> bool:
-    try:
-        with run_lock(folder):
-            return True
-    except SettingsError:
-        return False
-
-
 @pytest.mark.parametrize(("primary", "sign"), [("rmse", -1), ("r2", 1)])
 def test_the_direction_of_the_primary_metric(
     primary: str, sign: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -242,16 +200,3 @@ def test_the_direction_of_the_primary_metric(
     values = {one.params["lr"]: one.value or 0.0 for one in trials(tmp_path / "study")["fedavg"]}
     assert values[0.0001] < values[0.001] < 0
     assert float(row.split("|")[-2]) == pytest.approx(sign * values[0.001], abs=1e-4)
-
-
-def test_a_study_that_is_killed_and_continued_equals_one_that_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert cli.main([*STUDY, "straight", "sweep.parallel=1"]) == 0
-    assert end_session(tmp_path / "one", signal.SIGKILL, 2) == -signal.SIGKILL
-    assert end_session(tmp_path / "one", signal.SIGINT, 2) == 130
-    assert cli.main([*STUDY, "one", "sweep.parallel=1"]) == 0
-    straight = result(tmp_path / "straight")
-    agree(straight, result(tmp_path / "one"))
-    assert (len(straight["fedavg"]), len(straight["fedprox"])) == (3, 4) and "failed: fedavg trial" in straight["page"]

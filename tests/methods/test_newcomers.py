@@ -1,11 +1,8 @@
 """Clients that are held out of the training: what they are sent, how they train, and that nobody else notices."""
 
-import csv
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +20,6 @@ from lightning_modules.methods.pfedme import PFedMe
 from lightning_modules.nets.net import Net
 from lightning_modules.phases import Phase, Schedule
 from lightning_modules.training import Training
-from pflsim import cli
 from pflsim.data.federated import Examples
 from pflsim.engine.execution import EvalRequest, FinetuneTask, Sent, TrainTask
 from pflsim.messages import Message
@@ -144,32 +140,6 @@ def test_fine_tuning_is_local_training_of_so_many_epochs(client: Any, own: int, 
         tuned = found.host.run(FinetuneTask(2, 2), {3: down})[3].state
         for key, value in twice.host.run(TrainTask(2), {3: down})[3].state.items():
             torch.testing.assert_close(tuned[key], value)
-
-
-def test_a_run_with_newcomers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a method with an initial round; all methods are in tests/test_contract.py."""
-    folder = tmp_path / "run"
-    settings = ["executor=inline", "lockstep=false", "rounds=3", "clients=6", "fraction=0.6", "eval.received=true"]
-    new = ["eval.holdout_clients=2", "eval.finetune_epochs=2"]
-    assert cli.main(["method=fedfcd", *settings, *new, f"run_dir={folder}"]) == 0
-    with (folder / "per_client.csv").open(newline="") as file:
-        lines = list(csv.DictReader(file))
-    assert {line["client"] for line in lines if line["model"] == "newcomer"} == {"4", "5"}
-    assert {line["client"] for line in lines if line["model"] != "newcomer"} == {"0", "1", "2", "3"}
-    assert {line["round"] for line in lines if line["model"] == "newcomer"} == {"3"}
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["clients"] == 6 and summary["newcomers"]["clients"] == 2
-    last = summary["accuracy"][summary["reported_model"]]["last"]
-    assert last["clients"] == 4
-    for phase in ("received", "trained"):
-        own = [x for x in lines if (x["model"], x["phase"], x["split"]) == ("newcomer", phase, "test")]
-        rates = [int(x["correct"]) / int(x["total"]) for x in own]
-        assert summary["newcomers"][phase]["mean"] == pytest.approx(np.mean(rates))
-    down = sum({x["client"]: int(x["down_bytes"]) for x in lines if x["model"] == "newcomer"}.values())
-    traffic = {(x["round"], x["client"]): int(x["down_bytes"]) for x in lines if x["model"] != "newcomer"}
-    assert summary["newcomers"]["down_bytes"] == down
-    assert summary["traffic"]["down_bytes"] == sum(traffic.values())
-    assert "newcomers    2 clients: " in capsys.readouterr().out
 
 
 def test_rounds_are_drawn_from_those_who_train() -> None:

@@ -19,7 +19,6 @@ from support import settings_of, slow_except
 from torch import nn
 
 import pflsim
-from lightning_modules import check_torchvision
 from lightning_modules.hosts.client_host import ClientHost
 from lightning_modules.hosts.devices import torch_threads
 from pflsim import cli
@@ -176,28 +175,3 @@ def test_threads_sleep_while_they_wait(given: str | None, found: str, monkeypatc
     if given is None:
         monkeypatch.delenv("OMP_WAIT_POLICY")
     assert cli.run(["--help"]) == 0 and os.environ["OMP_WAIT_POLICY"] == found
-
-
-def test_a_backend_of_matplotlib_that_is_not_installed_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A notebook sets one for the commands that it starts."""
-    monkeypatch.setenv("MPLBACKEND", "module://unknown")
-    assert cli.run(["--help"]) == 0 and os.environ["MPLBACKEND"] == "agg"
-
-
-@pytest.mark.parametrize(
-    ("torch_version", "built", "expected"),
-    [
-        ("2.9.1", "0.24.1", None),
-        ("2.14.1+cu130", "0.29.2+cu130", None),
-        ("2.15.0.dev20270101", "0.30.0a0", None),
-        ("2.11.0", "0.25.0", "0.26"),
-        ("2.15.0", "0.29.2", "0.30"),
-        ("3.0.0", "1.0.0", None),
-    ],
-)
-def test_torchvision_of_another_torch_is_refused(torch_version: str, built: str, expected: str | None) -> None:
-    if expected is None:
-        check_torchvision(torch_version, built)
-    else:
-        with pytest.raises(SettingsError, match=rf"torchvision {built}.*torch {torch_version}.*=={expected}\."):
-            check_torchvision(torch_version, built)
