@@ -312,9 +312,6 @@ def test_the_last_model_of_every_client_that_has_reported_is_on_offer() -> None:
         assert all(torch.equal(v, source[n][k]) for k, v in found[n].items())
 
 
-# Bytes, traces, reductions --------------------------------------------------------------------------------------------
-
-
 def test_a_client_that_first_takes_part_late_starts_from_its_own_model() -> None:
     """Also where what is private starts differently on every client: what it was before training is its model."""
     w = world(FedFomo, Server(models=10), init="per_client")

@@ -132,6 +132,3 @@ def test_conditions_of_a_run() -> None:
     expected = torch.nn.functional.cross_entropy(module.eval().predict(inputs), labels, reduction="sum")
     (row,) = executor.evaluate(EvalRequest("personal", "received", (1,), ("test",)))
     assert row.loss == pytest.approx(float(expected.detach()), rel=1e-5)
-
-
-# What travels -----------------------------------------------------------------------------------------------------

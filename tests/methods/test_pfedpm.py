@@ -117,7 +117,7 @@ def test_a_class_that_nobody_has_reported_is_never_predicted() -> None:
     assert (scores[:, [0, 2]] == 0).all() and (scores[:, 1] > 0).all() and (scores[:, 1] < 1).all()
 
 
-# Models of several kinds --------------------------------------------------------------------------------------------
+# Before there are features, and divergence --------------------------------------------------------------------------
 
 
 def test_before_there_are_features_the_head_decides_and_the_relation_module_rests() -> None:

@@ -139,6 +139,9 @@ def test_a_run_whose_loader_returns_no_dataset_says_so() -> None:
         ([np.arange(2), np.array([[2, 3]])], "client 1"),
         ([np.arange(2)], "clients=2"),
         ([np.arange(2), np.arange(0)], "client 1"),
+        ([np.arange(2), np.array([1, 2])], "disjoint"),
+        ([np.arange(2), np.array([4])], r"0\.\.3"),
+        ([np.array([-1, 1]), np.array([2])], "-1"),
     ],
 )
 def test_what_a_partition_rule_returns(parts: object, says: str) -> None:

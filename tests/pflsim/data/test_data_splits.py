@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pflsim.config.components import TARGET, check_component
 from pflsim.data import partitions, splits
 from pflsim.data.content import content_order, partition_hash
 from pflsim.data.dataset import Dataset
@@ -247,21 +246,6 @@ def test_validation_is_the_share_it_says_and_leaves_a_training_example(validatio
 
 
 @pytest.mark.parametrize(
-    ("rule", "setting", "values"),
-    [
-        ("official", "validation", (1.0, -0.1)),
-        ("merged", "fraction", (0.0, 1.0)),
-        ("merged", "validation", (float("nan"),)),
-        *[("counts", name, values) for name, values in (("train", (0,)), ("test", (0,)), ("validation", (2.0,)))],
-    ],
-)
-def test_split_settings_out_of_range(rule, setting, values):
-    for value in values:
-        with pytest.raises(SettingsError, match=f"split.{setting}={value}"):
-            check_component({TARGET: f"pflsim.data.splits.{rule}", setting: value}, "split")
-
-
-@pytest.mark.parametrize(
     ("data", "split", "clients", "says"),
     [
         (make(800, 50), splits.official, 60, "60 clients .*split=merged"),
@@ -273,12 +257,6 @@ def test_split_settings_out_of_range(rule, setting, values):
 def test_too_few_examples_are_an_error(data, split, clients, says):
     with pytest.raises(SettingsError, match=says):
         federate(data, partitions.iid, split, clients, 0)
-
-
-@pytest.mark.parametrize("parts", [[[0, 1], [1, 2]], [[0, 1], [800]], [[-1, 1], [2]]])
-def test_federate_checks_a_users_own_rule(parts):
-    with pytest.raises(SettingsError, match=r"0\.\.799|disjoint|-1"):
-        federate(make(), lambda *_: [np.array(p, dtype=np.int64) for p in parts], splits.official, 2, 0)
 
 
 def test_record_says_who_holds_what(tmp_path):

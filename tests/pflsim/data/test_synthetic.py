@@ -5,7 +5,6 @@ import pytest
 from support import settings_of
 
 from pflsim.config.checks import check
-from pflsim.config.components import TARGET, check_component
 from pflsim.data.dataset import Dataset, check_dataset
 from pflsim.data.sources.synthetic import load
 from pflsim.errors import SettingsError
@@ -57,12 +56,6 @@ def test_a_client_is_a_function_of_the_seed_and_its_number() -> None:
     few, many = load(clients=3), load(clients=6)
     assert all(np.array_equal(a, b) for a, b in zip(of(few, 2), of(many, 2), strict=True))
     assert not np.array_equal(few.x[:9], load(clients=3, seed=1).x[:9])
-
-
-@pytest.mark.parametrize("wrong", [{"alpha": -1.0}, {"beta": float("nan")}, {"clients": 0}])
-def test_wrong_settings_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(SettingsError, match=f"data.{next(iter(wrong))}="):
-        check_component({TARGET: "pflsim.data.sources.synthetic.load", **wrong}, "data")
 
 
 @pytest.mark.parametrize("words", ["", "partition=iid split.test_by=clients", "partition=by_client"])
