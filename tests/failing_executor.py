@@ -54,19 +54,10 @@ class Shaky:
     def __init__(self, made: World, losses: Sequence[Loss], rule: str = "abort"):
         self.losses, self.faults = list(losses), FaultRecorder()
         self.calls: Counter[str] = Counter()
-        self._clients_done: Callable[[int], None] = lambda done: None
         self._gone, self._kept = False, True
         self.inner = InlineExecutor(made.on_error(rule))
         self.inner.faults = self.inner.failure_policy.faults = self.faults
         self.inner.start()
-
-    @property
-    def clients_done(self) -> Callable[[int], None]:
-        return self._clients_done
-
-    @clients_done.setter
-    def clients_done(self, clients_done: Callable[[int], None]) -> None:
-        self._clients_done = self.inner.clients_done = clients_done
 
     def recover(self) -> None:
         self._meet("recover")
