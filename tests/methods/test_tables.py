@@ -271,10 +271,17 @@ def test_newcomers_start_from_the_global_model(method: str) -> None:
         assert (rows[0].loss == common.loss) == (method not in ("fedbabu", "fedrod", "per_fedavg"))
 
 
-ODD = [
+ODD = [  # products in bfloat16, a body without parameters, and features that are maps
     ["precision=bf16"],
     ["model=tabular_mlp", "model.hidden=[]", "data=wine"],
-    ["model=pfedpm_cnn", "model.padding=2"],  # features are maps
+    [
+        "model=pfedpm_cnn",
+        "model.hidden_channels=3",
+        "model.channels=2",
+        "model.kernel=3",
+        "model.padding=1",
+        "model.hidden=5",
+    ],
 ]
 
 

@@ -1,6 +1,7 @@
 """A target of the wrong kind is refused before it is called."""
 
 import itertools
+import sys
 from pathlib import Path
 from textwrap import dedent
 
@@ -161,3 +162,14 @@ def test_what_a_partition_rule_returns(parts: object, says: str) -> None:
 def test_what_a_split_rule_returns(rows: object, says: str) -> None:
     with pytest.raises(SettingsError, match=says):
         federate(Dataset("d", X, Y, 3, 4), iid, lambda *_: rows, 2, 0)  # type: ignore[arg-type]
+
+
+def test_own_modules_are_found_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After all others: a file there replaces no library."""
+    (tmp_path / "mine_alone.py").write_text("class Mine:\n    def __init__(self, *, width: int = 3): ...\n")
+    (tmp_path / "yaml.py").write_text("raise ValueError")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert resolve("mine_alone.Mine").__name__ == "Mine" and sys.path[-1] == str(tmp_path)
+    with pytest.raises(SettingsError):
+        resolve("yaml.Mine")
