@@ -10,7 +10,7 @@ from lightning_modules.base import ClientModule
 from lightning_modules.hosts.base_executor import PreparedRun
 from lightning_modules.hosts.client_factory import ClientFactory, MakesClient, MakesNet, MakesRule
 from lightning_modules.hosts.devices import client_device, precision_warnings, torch_threads
-from lightning_modules.lockstep.stacks import stacks
+from lightning_modules.lockstep.stacks import groups, stacks
 from lightning_modules.nets.adjust import Adjustments
 from lightning_modules.nets.own import bind_models
 from lightning_modules.optimizers import optimizer_class
@@ -100,6 +100,7 @@ def prepare(settings: Settings, trial: bool = True, kept: dict[str, Dataset] | N
     local, plan = factory.training, _plan(settings, partition, module, meta, rule, len(federation.clients))
     found = stacks(settings, method, module, factory.device, sizes[: len(federation.clients)])
     factory, warnings = model_checks.in_lockstep(replace(factory, stacks=found), variants, dataset, settings)
+    factory = replace(factory, groups=groups(settings, factory.stacks, len(models)))
     plan = replace(plan, metrics=metrics, header={**plan.header, "order_of_examples": order})
     batches = tuple(local.local_steps or local.local_epochs * -(-size // local.batch_size) for size in sizes)
     doubts = *model_checks.sharing_warnings(method, variants), *model_checks.objective_warnings(method, module)

@@ -13,6 +13,9 @@ CLIENTS_PER_STACK = {"cpu": 5, "cuda": 64}
 """Clients of a stack that take part in a round, by device: few fit into a CPU's cache, and a GPU is fast with many. On
 a CPU, a client with convolutions is a stack of its own: more are not faster, and a single one can use channels_last."""
 
+MAX_GROUP, MIN_GROUPS = 32, 16
+"""Clients of a group for evaluation at most, and groups at least, where clients do not train in stacks."""
+
 
 def stacks(
     settings: Settings, method: str, module: ClientModule, device: str, sizes: Sequence[int]
@@ -61,3 +64,22 @@ def _divide(clients: Sequence[int], max_size: int) -> list[tuple[int, ...]]:
     count = -(-len(clients) // max_size)
     ends = [len(clients) * k // count for k in range(count + 1)] if count else [0]
     return [tuple(clients[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
+
+
+def groups(settings: Settings, stacks: Sequence[tuple[int, ...]], variants: int) -> tuple[tuple[int, ...], ...]:
+    """Return which clients are evaluated together.
+
+    Args:
+        settings: `clients`, `lockstep` and `lockstep_clients` matter.
+        stacks: clients that train in lockstep; those of more than one client are groups.
+        variants: the number of architectures; client i has number i mod `variants`.
+
+    Returns:
+        Groups of one architecture, so many that their work can be divided among actors; none with lockstep=false.
+    """
+    found = [stack for stack in stacks if len(stack) > 1]
+    left = sorted({*range(settings.clients)}.difference(*found)) if settings.lockstep is not False else []
+    size = settings.lockstep_clients or min(MAX_GROUP, max(1, settings.clients // MIN_GROUPS))
+    for variant in range(variants):
+        found += _divide([client for client in left if client % variants == variant], size)
+    return tuple(found)
