@@ -20,8 +20,9 @@ from pflsim.tasks.metrics import predicted_classes
 from pflsim.tasks.task import Criterion
 from pflsim.types import Tensors
 
-STACKED = {"activation", "batchnorm", "linear", "normalization"}
-"""Files of torch.nn.modules whose layers are faster for a stack of models on a CPU; convolutions are slower."""
+STACKED = {"activation", "batchnorm", "container", "lightning_modules", "linear", "normalization"}
+"""Files of torch.nn.modules, and packages, whose layers are faster for a stack of models on a CPU; convolutions are
+slower."""
 STACK_ROWS = 8
 """Examples of a stack at most, in multiples of `FORWARD_BATCH`."""
 
@@ -96,15 +97,15 @@ class GroupPredictor:
             name for name, value in state.items() if value.is_floating_point() and (own or name.startswith("net."))
         }
         self.shared = first is not None and needed <= {*first.weights, *module.constant_buffers}
-        self.shared = self.shared and all(other and identity(other) == identity(first) for other in others)
+        self.shared = self.shared and all(o is first or (o and identity(o) == identity(first)) for o in others)
         """Whether one message has all tensors with which the clients predict."""
-        layers = [part for part in module.modules() if [*part.parameters(recurse=False)] and part is not module]
-        kinds = {type(part).__module__.rpartition("torch.nn.modules.")[2] for part in layers}
+        layers = {type(part) for part in module.modules() if [*part.parameters(recurse=False)]} - {type(module)}
+        files = {layer.__module__.removeprefix("torch.nn.modules.").partition(".")[0] for layer in layers}
         template = state_of(module)
         anchors = anchored(module) if request.model == "personal" and request.phase == "received" else {}
         self.values: dict[int, Tensors | None] = {}
         """By client the tensors of its model; None if they differ from those of the first one in shape."""
-        if not self.shared and (kinds <= STACKED or module.device.type == "cuda"):
+        if not self.shared and (files <= STACKED or module.device.type == "cuda"):
             self.values = {c: received(template, anchors, states[c], message) for c, message in messages.items()}
 
     @torch.inference_mode()
