@@ -165,7 +165,6 @@ def test_stacks_are_a_matter_of_the_run() -> None:
         ("clients=112 model=linear lockstep=false", None, 0),
         ("clients=112 model=mlp model.hidden=[1000]", None, 5),
         ("clients=112 model=cnn model.padding=2", None, 1),
-        ("clients=112 model=mlp model.hidden=[8] method=fedcp", None, 0),
     ],
 )
 def test_many_clients_of_a_small_model_have_larger_stacks(overrides: str, size: int | None, largest: int) -> None:
