@@ -10,7 +10,7 @@ from lightning_modules.base import ClientModule
 from lightning_modules.hosts.base_executor import PreparedRun
 from lightning_modules.hosts.client_factory import ClientFactory, MakesClient, MakesNet, MakesRule
 from lightning_modules.hosts.devices import client_device, precision_warnings, torch_threads
-from lightning_modules.lockstep.stacks import stacks
+from lightning_modules.lockstep.stacks import groups, new_stack_size, stacks
 from lightning_modules.nets.adjust import Adjustments
 from lightning_modules.nets.own import bind_models
 from lightning_modules.optimizers import optimizer_class
@@ -35,13 +35,16 @@ from pflsim.tasks.task import LOSSES, task_of
 from pflsim.types import Split
 
 
-def prepare(settings: Settings, trial: bool = True, kept: dict[str, Dataset] | None = None) -> PreparedRun:
+def prepare(
+    settings: Settings, trial: bool = True, kept: dict[str, Dataset] | None = None, new: bool = False
+) -> PreparedRun:
     """Load and partition the data, build the modules and the server rule, and draw the cohorts.
 
     Args:
         settings: of the run.
         trial: whether clients are tried first, see `lightning_modules.trial`.
         kept: see `load_federation`.
+        new: whether the run begins here; `lockstep_clients` is then the size of its stacks.
 
     Raises:
         SettingsError: the settings cannot be run. Nothing was started or written.
@@ -74,6 +77,8 @@ def prepare(settings: Settings, trial: bool = True, kept: dict[str, Dataset] | N
     with torch_threads(factory.threads):
         variants = model_checks.build_variants(factory, dataset, settings)
     module, method = variants[0], component_name(settings, "method")
+    if new:
+        settings = replace(settings, lockstep_clients=new_stack_size(settings, module, factory.device))
     model_checks.check_task(method, module, task)
     model_checks.check_variants(method, variants)
     model_checks.check_phases(method, variants)
@@ -100,6 +105,7 @@ def prepare(settings: Settings, trial: bool = True, kept: dict[str, Dataset] | N
     local, plan = factory.training, _plan(settings, partition, module, meta, rule, len(federation.clients))
     found = stacks(settings, method, module, factory.device, sizes[: len(federation.clients)])
     factory, warnings = model_checks.in_lockstep(replace(factory, stacks=found), variants, dataset, settings)
+    factory = replace(factory, groups=groups(settings, factory.stacks, len(models)))
     plan = replace(plan, metrics=metrics, header={**plan.header, "order_of_examples": order})
     batches = tuple(local.local_steps or local.local_epochs * -(-size // local.batch_size) for size in sizes)
     doubts = *model_checks.sharing_warnings(method, variants), *model_checks.objective_warnings(method, module)

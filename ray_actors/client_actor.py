@@ -147,14 +147,16 @@ class ClientActor:
             note on values that are not finite. Then the uplinks as one object. Then, if the task changes states, lists
             of the new states, in the order of the clients.
         """
-        from lightning_modules.hosts.client_host import Reply
+        from lightning_modules.hosts.exchange import Reply
+        from pflsim.seeding import restored_generators
         from ray_actors.zero_copy import ZeroCopyMessage
 
         self._build(setup)
         clients = [client for group in groups for client in group]
         self.host.states.update({client: objects[at][place] for client, (at, place) in places.items()})
         try:
-            results = self.host.run_groups(task, groups, {client: objects[at] for client, at in received.items()})
+            with restored_generators():
+                results = self.host.run_groups(task, groups, {client: objects[at] for client, at in received.items()})
         finally:
             for client in clients:
                 self.host.states.pop(client, None)

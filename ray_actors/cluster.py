@@ -372,7 +372,7 @@ def plan(prepared: PreparedRun, found: LocalRay | JoinedRay) -> Layout:
         try:
             if isinstance(found, JoinedRay) and len(nodes) < (asked := placement.nodes or 0):
                 raise ResourcesMissing(f"placement.nodes={asked}, but the cluster has {len(nodes)} nodes")
-            return lay_out(prepared.batches_per_round, placement, nodes, prepared.factory.stacks)
+            return lay_out(prepared.batches_per_round, placement, nodes, prepared.factory.groups)
         except ResourcesMissing as error:
             if isinstance(found, LocalRay):
                 raise

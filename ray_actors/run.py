@@ -86,8 +86,8 @@ class Runner:
                 called = Callbacks(callbacks)
                 if url := settings.run_dir if is_url(settings.run_dir) else None:
                     check_new_url(url)
-                settings = with_server_device(settings)
-                prepared = prepare(settings)
+                prepared = prepare(with_server_device(settings), new=True)
+                settings = prepared.settings
                 make_executor = self._executor(prepared)
                 run_dir = None if url else settings.run_dir
                 names = prepared.meta.method, prepared.meta.data

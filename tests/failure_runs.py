@@ -32,7 +32,7 @@ def endangered(traps: Path, **more: Any) -> World:
 
 
 def on_ray(made: World, pool: ActorPool, rule: str = "retry(3)", actors: int = 2) -> RayExecutor:
-    layout = lay_out(SIZES, Placement(actors=actors), [Node("here", 2, 0, 1e6)], made.factory.stacks)
+    layout = lay_out(SIZES, Placement(actors=actors), [Node("here", 2, 0, 1e6)], made.factory.groups)
     executor = RayExecutor(made.on_error(rule), layout, pool)
     executor.start()
     return executor

@@ -100,7 +100,15 @@ OTHER_TASKS = [*product(METHODS, ("regression", "multilabel"))]
 IN_FAST = {("ditto", "regression"), ("fedrep", "multilabel"), ("fedproto", "regression")}
 
 
-@pytest.mark.parametrize("check", [checks.training_helps, checks.trainer_equals_loop, checks.lockstep_equals_loop])
+@pytest.mark.parametrize(
+    "check",
+    [
+        checks.training_helps,
+        checks.trainer_equals_loop,
+        checks.lockstep_equals_loop,
+        checks.evaluated_together_as_alone,
+    ],
+)
 @pytest.mark.parametrize(("method", "task"), slow_except(IN_FAST, OTHER_TASKS))
 def test_other_tasks(method: str, task: str, check: Callable[[checks.Make], None]) -> None:
     """A method trains for each task as under a Trainer and in lockstep, or says that it needs classes."""

@@ -7,6 +7,7 @@ method breaks the contract, and `Skipped` if the check does not apply to the met
 import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -336,21 +337,48 @@ def lockstep_equals_loop(make: Make) -> None:
     """Clients that train in lockstep end as they do one by one, up to rounding."""
     if not make().factory.build().lockstep:
         raise Skipped("lockstep = False")
-    default, found = torch.get_default_dtype(), []
-    torch.set_default_dtype(torch.float64)  # so that only rounding can differ
-    try:
-        for lockstep in (["lockstep=false"], ["lockstep=true", "lockstep_clients=3"]):
-            made = make(*lockstep)
-            exact = replace(made.dataset, x=made.dataset.x.astype(np.float64) / made.dataset.scale)
-            executor = inline(replace(made, dataset=exact))
-            rounds(executor, (1, 2))
+    found = []
+    for lockstep in (["lockstep=false"], ["lockstep=true", "lockstep_clients=3"]):
+        with _exact(make, *lockstep) as executor:
             found.append(states(executor))
-    finally:
-        torch.set_default_dtype(default)
     for client, state in found[0].items():
         for name, value in state.items():
             close = torch.allclose(value.double(), found[1][client][name].double(), rtol=TOLERANCE, atol=TOLERANCE)
             require(close, f"client {client}, {name} differs; see the conditions of ClientModule.lockstep")
+
+
+def evaluated_together_as_alone(make: Make) -> None:
+    """Clients that are evaluated together have the results that each has alone, up to rounding."""
+    everyone, splits = tuple(range(CLIENTS)), ("test", "val")
+    with _exact(make) as executor:
+        for model, phase in (("personal", "trained"), ("personal", "received"), ("global", "received")):
+            found = []
+            for groups in ((), (everyone,)):
+                executor.factory = replace(executor.factory, groups=groups)
+                request = EvalRequest(model, phase, everyone, splits, 2)  # type: ignore[arg-type]
+                found.append(executor.evaluate(request))
+            for alone, together in zip(*found, strict=True):
+                close = math.isclose(alone.loss, together.loss, rel_tol=TOLERANCE)
+                require(
+                    close and alone == replace(together, loss=alone.loss),
+                    f"client {alone.client}'s {model} model ({phase}) differs; the scores of an example may not depend "
+                    "on other examples",
+                )
+
+
+@contextmanager
+def _exact(make: Make, *overrides: str) -> Iterator[InlineExecutor]:
+    """Provide an executor after two rounds in float64, where only rounding can differ."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        made = make(*overrides)
+        exact = replace(made.dataset, x=made.dataset.x.astype(np.float64) / made.dataset.scale)
+        executor = inline(replace(made, dataset=exact))
+        rounds(executor, (1, 2))
+        yield executor
+    finally:
+        torch.set_default_dtype(default)
 
 
 CHECKS = (
@@ -361,6 +389,7 @@ CHECKS = (
     clients_are_independent,
     absent_clients_keep_their_state,
     evaluation_changes_nothing,
+    evaluated_together_as_alone,
     received_tensors_are_not_written,
     resumed_equals_straight,
     newcomers_join,

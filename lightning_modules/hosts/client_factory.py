@@ -66,6 +66,7 @@ class ClientFactory:
         metrics: metrics to compute besides the accuracy of classification.
         stacks: groups of clients that train in lockstep. All clients of a stack have the same host and the same
             variant. Clients in no stack train alone.
+        groups: clients that are evaluated together, on one host; each stack is in one group.
         augment: how the images of local training are varied.
         constants: buffers that do not travel, see `ClientModule.shared_buffers`.
         on_nonfinite: what happens if a client's losses or uplink are not finite: abort, drop or keep.
@@ -85,6 +86,7 @@ class ClientFactory:
     eval_batch_size: int | None = None
     metrics: tuple[Metric, ...] = ()
     stacks: tuple[tuple[int, ...], ...] = ()
+    groups: tuple[tuple[int, ...], ...] = ()
     augment: Literal["none", "crop_flip"] = "none"
     on_nonfinite: Literal["abort", "drop", "keep"] = "abort"
     constants: frozenset[str] = frozenset()
@@ -116,12 +118,11 @@ class ClientFactory:
         return (self.build(variant).net for variant in range(len(self.models)))
 
     def task_groups(self, task: ClientTask | EvalRequest, clients: Collection[int]) -> list[tuple[int, ...]]:
-        """Return which of these clients do a task together: the clients of a stack train together, others alone."""
-        if not isinstance(task, TrainTask):
-            return [(client,) for client in clients]
+        """Return which of these clients do a task together: a stack trains together, a group is evaluated together."""
+        together = {TrainTask: self.stacks, EvalRequest: self.groups}.get(type(task), ())
         chosen = set(clients)
-        stacks = [tuple(client for client in stack if client in chosen) for stack in self.stacks]
-        groups = [group for group in stacks if group]
+        found = [tuple(client for client in some if client in chosen) for some in together]
+        groups = [group for group in found if group]
         return groups + [(client,) for client in sorted(chosen.difference(*groups))]
 
 

@@ -3,8 +3,8 @@
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,8 +13,10 @@ from lightning_modules.base import ClientModule
 from lightning_modules.hosts.attributes import unchanged_attributes
 from lightning_modules.hosts.client_factory import ClientFactory, InitialStates
 from lightning_modules.hosts.devices import claim_device, torch_threads
+from lightning_modules.hosts.evaluation import GroupPredictor, allowed
+from lightning_modules.hosts.exchange import RECEIVING, REPLYING, Reply, anchored, received, replies, unchanged
 from lightning_modules.hosts.failures import Failure, free_frames, kind_of, nonfinite
-from lightning_modules.lockstep.batch_schedule import ClientTraining
+from lightning_modules.lockstep.batch_schedule import ClientTraining, mean_losses
 from lightning_modules.lockstep.stack_training import Lockstep
 from lightning_modules.lockstep.tracing import bind_state, clone_state, restored_state
 from lightning_modules.loop import train
@@ -24,27 +26,10 @@ from pflsim.data.dataset import Dataset
 from pflsim.data.federated import CropFlip, Examples, Partition, Shard, StackedShards, shard, stacked_shards
 from pflsim.engine.execution import AdaptTask, ClientTask, EvalRequest, FinetuneTask, ReplyTask, TrainTask
 from pflsim.errors import ClientError, client_errors
-from pflsim.messages import Message, Uplink, payload_bytes
+from pflsim.messages import Message, payload_bytes
 from pflsim.params import load, snapshot
-from pflsim.seeding import restored_generators, seed_generators, torch_generator
-from pflsim.types import EvalRow, Tensors, TrainReport
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """The result of a client's task.
-
-    Args:
-        report: steps, losses and times.
-        uplink: the message to the server; None after fine-tuning.
-        state: the new private state; None if the task does not change it.
-        nonfinite: which losses and values of the uplink are not finite.
-    """
-
-    report: TrainReport
-    uplink: Uplink | None = None
-    state: Tensors | None = None
-    nonfinite: str = ""
+from pflsim.seeding import seed_generators, torch_generator
+from pflsim.types import EvalRow, Split, Tensors, TrainReport
 
 
 class ClientHost:
@@ -90,11 +75,12 @@ class ClientHost:
         """The newest message, and its copy on the device."""
         self.locksteps = {variant: Lockstep(module) for variant, module in self.modules.items()}
 
-    @restored_generators()
     def run_groups(
         self, task: ClientTask | EvalRequest, groups: Sequence[tuple[int, ...]], messages: Mapping[int, Message | None]
     ) -> dict[int, Any]:
         """Do a task for client groups in turn; the failure of one group does not end the others.
+
+        Seeds the global generators, which the caller restores.
 
         Args:
             task: see `run`.
@@ -146,11 +132,15 @@ class ClientHost:
             with restored_state(self.modules[variant]):
                 results: dict[int, Any] = self._train_in_lockstep(task, messages)
         else:
+            results = {}
+            if isinstance(task, EvalRequest) and len(messages) > 1:
+                with suppress(Exception):  # one by one, the failing client is named, and less memory is needed
+                    results = self._evaluate_together(task, messages)
             do: Any = {
                 TrainTask: self._train, ReplyTask: self._reply, FinetuneTask: self._finetune, AdaptTask: self._adapt,
                 EvalRequest: self._evaluate,
             }[type(task)]  # fmt: skip
-            results = {client: do(task, client, message) for client, message in messages.items()}
+            results = results or {client: do(task, client, message) for client, message in messages.items()}
         self._checked.add(kind)
         return results
 
@@ -180,16 +170,24 @@ class ClientHost:
         start, clients = time.perf_counter(), tuple(messages)
         first, others = clients[0], ", ".join(map(str, clients[1:]))
         phase = f"local training in lockstep with clients {others}" if others else task.name
+        module = self.modules[self.factory.variant_of(first)]
+        template, anchors = dict[str, torch.Tensor](), dict[str, str]()
         trainings: dict[int, ClientTraining] = {}
-        replies: dict[int, Reply] = {}
         for client in clients:
-            with self._client(task, client, "train", "receiving") as own:
-                self._receive(own, messages[client])
-                stacked, work = self.stacked_shards[client], task.work.get(client, 1.0)
-                trainings[client] = ClientTraining(
-                    clone_state(self.module), self._augmented(stacked.examples, task, client), stacked.first[client],
-                    len(own.train), self._order(task, client), self.module.stages(), work=work,
-                )  # fmt: skip
+            values = None
+            if template:
+                values = received(template, anchors, self.states[client], self._uploaded(messages[client]))
+            if values is None:
+                with self._client(task, client, "train", "receiving") as own:
+                    self._receive(own, messages[client])
+                    values, stages = clone_state(module), module.stages()
+            if not template and unchanged(module, RECEIVING):
+                template, anchors = dict(values), anchored(module)
+            stacked, work = self.stacked_shards[client], task.work.get(client, 1.0)
+            trainings[client] = ClientTraining(
+                values, self._augmented(stacked.examples, task, client), stacked.first[client],
+                self.shards[client].num_examples, self._order(task, client), stages, work=work,
+            )  # fmt: skip
         with (
             client_errors(first, task.round_number, phase, clients),
             torch_threads(self.factory.threads),
@@ -197,15 +195,31 @@ class ClientHost:
         ):
             seed_generators(self.factory.seed, "lockstep", first, task.round_number)
             self.locksteps[self.factory.variant_of(first)].train(list(trainings.values()))
-        for client, training in trainings.items():
-            with self._client(task, client, "reply", "reply", training.values) as own:
-                replies[client] = self._replied(own, training.taken, training.losses)
+        answers = self._replies(task, trainings)
         seconds, steps = time.perf_counter() - start, sum(training.taken for training in trainings.values())
         gpu_bytes = self._gpu_bytes()
-        for client, reply in replies.items():
-            share = reply.report.steps / steps if steps else 1 / len(replies)
-            replies[client] = replace(reply, report=replace(reply.report, seconds=seconds * share, gpu_bytes=gpu_bytes))
-        return replies
+        for client, reply in answers.items():
+            share = reply.report.steps / steps if steps else 1 / len(answers)
+            answers[client] = replace(reply, report=replace(reply.report, seconds=seconds * share, gpu_bytes=gpu_bytes))
+        return answers
+
+    def _replies(self, task: TrainTask, trainings: Mapping[int, ClientTraining]) -> dict[int, Reply]:
+        """Return the replies of clients that have trained in lockstep."""
+        answers: dict[int, Reply] = {}
+        clients, losses = tuple(trainings), mean_losses(trainings.values())
+        for (client, training), means in zip(trainings.items(), losses, strict=True):
+            with self._client(task, client, "reply", "reply", training.values) as own:
+                answers[client] = self._replied(own, training.taken, means)
+            if unchanged(self.module, REPLYING) and (left := clients[1:]):
+                shards, whole = (
+                    [self.shards[client] for client in left],
+                    len(clients) == len(self.stacked_shards[client].first),
+                )
+                with torch_threads(self.factory.threads):
+                    found = replies(answers[client], [trainings[client] for client in left], losses[1:], shards, whole)
+                answers.update(zip(left, found, strict=True))
+                break
+        return answers
 
     def _finetune(self, task: FinetuneTask, client: int, downlink: Message | None) -> Reply:
         with self._client(task, client, "train") as own:
@@ -235,29 +249,57 @@ class ClientHost:
             return Reply(TrainReport(client, self.shards[client].num_examples, 0), state=snapshot(changed))
 
     def _evaluate(self, request: EvalRequest, client: int, message: Message | None) -> list[EvalRow]:
-        metrics, own, rows = self.factory.metrics, self.shards[client], list[EvalRow]()
+        rows, own = list[EvalRow](), self.shards[client]
         with self.module_for(request, client, message) as module, module.autocast():
             predict = module.predict_global if request.model == "global" else module.predict
             for split in request.splits:
-                examples, confuse = own.split(split), request.confusion and split == "test"
-                parts, criterion = list[torch.Tensor](), module.criterion
-                classes, size = criterion.task.name == "classification", self.factory.eval_batch_size
-                correct, loss = totals(
-                    predict, examples, criterion, size, parts if metrics or confuse else None
-                ).tolist()
-                right = int(correct) if classes else None
-                row = EvalRow(client, split, request.model, request.phase, right, len(examples), loss)
-                if parts:
-                    outcomes = torch.cat(parts).cpu(), examples.y.cpu()
-                    found = ((metric.name, metric(*outcomes)) for metric in metrics)
-                    row = replace(
-                        row,
-                        confusion=confusion(*outcomes) if confuse and classes else (),
-                        metrics={name: value for name, value in found if value is not None},
-                        outcomes=outcomes if metrics and request.pooled and split == "test" else None,
-                    )
-                rows.append(row)
+                scores, size = list[torch.Tensor](), self.factory.eval_batch_size
+                found = totals(predict, own.split(split), module.criterion, size, scores)
+                rows.append(self._row(request, split, client, found.tolist(), scores))
         return rows
+
+    def _evaluate_together(
+        self, request: EvalRequest, messages: Mapping[int, Message | None]
+    ) -> dict[int, list[EvalRow]]:
+        """Evaluate the clients of a group together where that is possible, and the others one by one."""
+        first, found = next(iter(messages)), dict[tuple[Split, int], EvalRow]()
+        if allowed(self.modules[self.factory.variant_of(first)], request):
+            with self.module_for(request, first, messages[first]) as module, module.autocast():
+                predictor = GroupPredictor(module, request, self.states, messages)
+                for split in request.splits:
+                    examples = {client: self.shards[client].split(split) for client in messages}
+                    parts = {client: part for client, part in examples.items() if len(part)}
+                    for made in predictor.predict(parts, self.factory.eval_batch_size) if parts else ():
+                        scores = module.criterion.scores(made.outputs).split(made.sizes)
+                        counts = made.counts(module.criterion).tolist()
+                        for client, pair, own in zip(made.clients, counts, scores, strict=True):
+                            found[split, client] = self._row(request, split, client, pair, [own])
+        results: dict[int, list[EvalRow]] = {}
+        for client, message in messages.items():
+            if left := tuple(split for split in request.splits if (split, client) not in found):
+                rows = self._evaluate(replace(request, splits=left), client, message)
+                found.update(((row.split, client), row) for row in rows)
+            results[client] = [found[split, client] for split in request.splits]
+        return results
+
+    def _row(
+        self, request: EvalRequest, split: Split, client: int, counts: Sequence[float], scores: Sequence[torch.Tensor]
+    ) -> EvalRow:
+        """Return a client's row of a split, from its number of correct predictions, its loss and its scores."""
+        criterion, examples, metrics = self.module.criterion, self.shards[client].split(split), self.factory.metrics
+        classes, confuse = criterion.task.name == "classification", request.confusion and split == "test"
+        right, loss = int(counts[0]) if classes else None, counts[1]
+        row = EvalRow(client, split, request.model, request.phase, right, len(examples), loss)
+        if not scores or not (metrics or confuse):
+            return row
+        outcomes = torch.cat([*scores]).cpu(), examples.y.cpu()
+        found = ((metric.name, metric(*outcomes)) for metric in metrics)
+        return replace(
+            row,
+            confusion=confusion(*outcomes) if confuse and classes else (),
+            metrics={name: value for name, value in found if value is not None},
+            outcomes=outcomes if metrics and request.pooled and split == "test" else None,
+        )
 
     @contextmanager
     def module_for(self, request: EvalRequest, client: int, message: Message | None) -> Iterator[ClientModule]:

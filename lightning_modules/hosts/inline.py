@@ -13,6 +13,7 @@ from pflsim.engine.diagnostics import RoundDiagnostics
 from pflsim.engine.execution import ClientTask, EvalRequest, Sent, Trained
 from pflsim.errors import ServerError
 from pflsim.messages import Message, Uplink, payload_bytes
+from pflsim.seeding import restored_generators
 from pflsim.types import Tensors
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class InlineExecutor(BaseExecutor[Messages]):
         states = {reply.report.client: reply.state for reply in replies if reply.state is not None}
         return Trained([uplinks], tuple(reply.report for reply in replies), states)
 
+    @restored_generators()
     def _results(self, task: ClientTask | EvalRequest, messages: Mapping[int, Any]) -> dict[int, Any]:
         """Return the results of the clients that succeed, after retries where the failure policy asks for them."""
         results: dict[int, Any] = {}

@@ -1,7 +1,7 @@
 """One client's training in a stack, and which batches stacked clients train at the same time."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -21,7 +21,8 @@ class ClientTraining:
     """A client's state, data and schedule for one round, and the results of its training.
 
     Args:
-        values: all parameters and buffers by name, including anchors; training replaces the values.
+        values: all parameters and buffers by name, including anchors; training replaces them by others. They are not
+            written to, unless the client trains alone.
         pool: examples of several clients, on the module's device.
         first, count: this client's examples are the rows first .. first + count − 1 of the pool.
         generator: draws the order of its examples.
@@ -47,10 +48,12 @@ class ClientTraining:
         """Clients with equal keys can be stacked: they have the same stages, shapes and dtypes."""
         return self.stages, tuple((name, value.shape, value.dtype) for name, value in self.values.items())
 
-    @property
-    def losses(self) -> dict[str, float]:
-        """Mean of each named loss term over the mini-batches."""
-        return {name: float(total) / self.counts[name] for name, total in self.sums.items()}
+
+def mean_losses(clients: Collection[ClientTraining]) -> list[dict[str, float]]:
+    """Return each client's mean of every named loss term over its mini-batches."""
+    sums = [total for client in clients for total in client.sums.values()]
+    totals = iter(torch.stack(sums).tolist() if sums else ())  # the device is waited for once
+    return [{name: next(totals) / client.counts[name] for name in client.sums} for client in clients]
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,6 @@ class Lockstep:
         for client in clients:
             stacks.setdefault(client.stack_key, []).append(client)
         for stack in stacks.values():
-            bind_state(self.module, stack[0].values)
             self.module.train()
             for stage in stack[0].stages:
                 self._train_stage(stage, stack)
@@ -176,14 +175,15 @@ class Stack:
         module, self.lockstep = lockstep.module, lockstep
         self.module, self.phases, self.clients = module, stage.phases, clients
         self.trainable = [phase.trainable.parameters(module) for phase in self.phases]
+        self.updates = [Update(module, phase) for phase in self.phases]
+        self.memory = self._memory(stage)
+        self.values = self.memory.values
+        bind_state(module, {name: value[0] for name, value in self.values.items()})
         self.masks = [
             {name: f"{phase.mask}.{name.replace('.', '/')}" for name in module.masks_of(phase) if name in names}
             for phase, names in zip(self.phases, self.trainable, strict=True)
         ]
         """For each phase, the names of masks by parameter."""
-        self.updates = [Update(module, phase) for phase in self.phases]
-        self.memory = self._memory(stage)
-        self.values = self.memory.values
         self.meters = [LossMeter(module.prefix(phase), len(clients)) for phase in self.phases]
         self.kept: dict[int, list[Tensor]] = {}
         """Values and optimiser states of the clients that are not in their row."""
@@ -194,7 +194,8 @@ class Stack:
         pool = id(self.clients[0].pool.x)  # replayed steps read the examples of one stack
         key = stage, pool, len(self.clients), tuple((k, v.shape, v.stride(), v.dtype) for k, v in given.items())
         if key not in memories:
-            values = {name: _stacked([client.values[name] for client in self.clients]) for name in given}
+            device = self.module.device
+            values = {name: stacked([client.values[name] for client in self.clients], device) for name in given}
             pairs = zip(self.updates, self.trainable, strict=True)
             memory = StackMemory(values, [update.state_of(values, names) for update, names in pairs])
             if self.lockstep.replay:
@@ -204,8 +205,7 @@ class Stack:
             return memory
         memory = memories[key]
         for name, value in memory.values.items():
-            for row, client in zip(value, self.clients, strict=True):
-                row.copy_(client.values[name])
+            _filled(value, [client.values[name] for client in self.clients])
         for state in memory.optimizers:
             for tensor in state.values():
                 tensor.zero_()
@@ -234,8 +234,9 @@ class Stack:
     def finish(self) -> None:
         """Write the results to the clients."""
         self._put_back(tuple(self.kept))
+        rows = {name: value.unbind() for name, value in self.values.items()}
         for row, client in enumerate(self.clients):
-            client.values.update({name: value[row] for name, value in self.values.items()})
+            client.values.update({name: found[row] for name, found in rows.items()})
             for meter in self.meters:
                 meter.add_to(client, row)
 
@@ -335,14 +336,26 @@ class Stack:
         self.meters[at].add_single(row, terms)
 
 
-def _stacked(values: Sequence[Tensor]) -> Tensor:
-    """Stack the clients' values along a new first axis and keep their strides; a single value is not copied."""
-    if len(values) == 1:
+def stacked(values: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Copy the clients' values to a device along a new first axis, with the strides of the first one.
+
+    A single value that is there is not copied.
+    """
+    if len(values) == 1 and values[0].device == device:
         return values[0][None]
     like, n = values[0], len(values)
-    # torch.stack would change the strides, and with them the last bits of later results
-    memory = like.new_empty(n * like.numel())
-    stacked = memory.as_strided((n, *like.shape), (like.numel(), *like.stride()))
-    for row, value in zip(stacked, values, strict=True):
+    # torch.stack alone would change the strides, and with them the last bits of later results
+    memory = torch.empty(n * like.numel(), dtype=like.dtype, device=device)
+    return _filled(memory.as_strided((n, *like.shape), (like.numel(), *like.stride())), values)
+
+
+def _filled(memory: Tensor, values: Sequence[Tensor]) -> Tensor:
+    """Copy values of one shape to the rows of a tensor, and return it."""
+    devices = {value.device for value in values}
+    if devices == {memory.device}:
+        return torch.stack(list(values), out=memory)
+    if len(devices) == 1:
+        return memory.copy_(torch.stack(list(values)))
+    for row, value in zip(memory, values, strict=True):
         row.copy_(value)
-    return stacked
+    return memory

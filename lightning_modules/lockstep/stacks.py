@@ -12,6 +12,11 @@ from pflsim.errors import SettingsError
 CLIENTS_PER_STACK = {"cpu": 5, "cuda": 64}
 """Clients of a stack that take part in a round, by device: few fit into a CPU's cache, and a GPU is fast with many. On
 a CPU, a client with convolutions is a stack of its own: more are not faster, and a single one can use channels_last."""
+MAX_STACK, MIN_STACKS, SMALL_BYTES = 64, 16, 2**18
+"""On a CPU, stacks of models with fewer bytes of weights have up to `MAX_STACK` clients that take part in a round, if
+there are so many that these are at least `MIN_STACKS` stacks."""
+MAX_GROUP, MIN_GROUPS = 32, 16
+"""Clients of a group for evaluation at most, and groups at least, where clients do not train in stacks."""
 
 
 def stacks(
@@ -33,13 +38,12 @@ def stacks(
         SettingsError: lockstep=true, but the method or the optimiser does not support it.
     """
     lockstep = str(settings.lockstep).lower()
-    stackable = module.lockstep and module.training_settings.optimizer.stackable
-    if lockstep == "true" and not stackable:
+    if lockstep == "true" and not _stackable(module):
         raise SettingsError(
             f"lockstep=true: {method} with optimizer={settings.optimizer.name} does not support it: expected a method "
             "that does, and sgd, or adam or adamw with betas and eps, without optimizer.keep; leave lockstep out"
         )
-    if lockstep == "false" or not stackable:
+    if lockstep == "false" or not _stackable(module):
         return ()
     found: list[tuple[int, ...]] = []
     variants = len(settings.model.get("variants") or [None])
@@ -49,9 +53,28 @@ def stacks(
     return tuple(found)
 
 
-def _stack_size(settings: Settings, module: nn.Module, device: str) -> int:
+def new_stack_size(settings: Settings, module: ClientModule, device: str) -> int | None:
+    """Return `lockstep_clients` of a run that begins with null; null stays where stacks have the size of older runs."""
+    size = int(settings.clients * settings.fraction) // MIN_STACKS
+    small = sum(parameter.nbytes for parameter in module.net.parameters()) < SMALL_BYTES
+    few = size <= CLIENTS_PER_STACK["cpu"] or settings.lockstep is False or not _stackable(module)
+    if settings.lockstep_clients or device != "cpu" or few or not small or _convolves(module):
+        return settings.lockstep_clients
+    return math.ceil(min(size, MAX_STACK) / settings.fraction)
+
+
+def _stackable(module: ClientModule) -> bool:
+    return module.lockstep and module.training_settings.optimizer.stackable
+
+
+def _convolves(module: nn.Module) -> bool:
+    """Return whether a module has convolutions that are not frozen."""
     convolutions = (layer for layer in module.modules() if isinstance(layer, nn.modules.conv._ConvNd))
-    if device == "cpu" and any([*layer.parameters()] for layer in convolutions):  # that are not frozen
+    return any([*layer.parameters()] for layer in convolutions)
+
+
+def _stack_size(settings: Settings, module: nn.Module, device: str) -> int:
+    if device == "cpu" and _convolves(module):
         return 1
     return math.ceil(CLIENTS_PER_STACK[device.partition(":")[0]] / settings.fraction)
 
@@ -61,3 +84,22 @@ def _divide(clients: Sequence[int], max_size: int) -> list[tuple[int, ...]]:
     count = -(-len(clients) // max_size)
     ends = [len(clients) * k // count for k in range(count + 1)] if count else [0]
     return [tuple(clients[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
+
+
+def groups(settings: Settings, stacks: Sequence[tuple[int, ...]], variants: int) -> tuple[tuple[int, ...], ...]:
+    """Return which clients are evaluated together.
+
+    Args:
+        settings: `clients`, `lockstep` and `lockstep_clients` matter.
+        stacks: clients that train in lockstep; those of more than one client are groups.
+        variants: the number of architectures; client i has number i mod `variants`.
+
+    Returns:
+        Groups of one architecture, so many that their work can be divided among actors; none with lockstep=false.
+    """
+    found = [stack for stack in stacks if len(stack) > 1]
+    left = sorted({*range(settings.clients)}.difference(*found)) if settings.lockstep is not False else []
+    size = settings.lockstep_clients or min(MAX_GROUP, max(1, settings.clients // MIN_GROUPS))
+    for variant in range(variants):
+        found += _divide([client for client in left if client % variants == variant], size)
+    return tuple(found)

@@ -6,6 +6,7 @@ operation, which a trace leaves out.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -88,7 +89,7 @@ class TracedStep:
         return chosen if self.stacked else [value[0] for value in chosen]
 
     def _trace(self, module: nn.Module, objective: str, arguments: list[Tensor]) -> GraphModule:
-        forward, count = _Objective(module, objective), len(self.trainable)
+        forward, count = AsForward(module, objective), len(self.trainable)
 
         def terms_of(state: list[Tensor], inputs: Tensor, labels: Tensor) -> list[Tensor]:
             named = zip((*self.trainable, *self.fixed), state, strict=True)
@@ -124,22 +125,27 @@ class TracedStep:
             return record(step, [p.requires_grad_(at < count) for at, p in enumerate(arguments)])
 
 
-class _Objective(nn.Module):
-    """Wraps a method of a module as a forward pass, for `functional_call`."""
+class AsForward(nn.Module):
+    """Makes a method of a module the forward pass, for `functional_call`."""
 
     def __init__(self, module: nn.Module, name: str):
         super().__init__()
         self.module, self.name = module, name
 
-    def forward(self, batch: Batch) -> Terms:
+    def forward(self, argument: Any) -> Any:
+        """Call the method.
+
+        Raises:
+            ValueError: it assigns a new tensor to a buffer.
+        """
         before = dict(self.module.named_buffers())
-        terms: Terms = getattr(self.module, self.name)(batch)
+        result = getattr(self.module, self.name)(argument)
         for name, buffer in self.module.named_buffers():
             if buffer is not before.get(name):
                 raise ValueError(
                     f"{self.name} assigns a new tensor to the buffer {name}; change it in place with copy_"
                 )
-        return terms
+        return result
 
 
 def bind_state(module: ClientModule, values: dict[str, Tensor]) -> dict[str, nn.Parameter]:
@@ -170,7 +176,7 @@ def restored_state(module: ClientModule) -> Iterator[None]:
     next client on this module would depend on who trained before.
     """
     module.clear_anchors()
-    before = {name: value.detach() for name, value in _state(module).items()}
+    before = {name: value.detach() for name, value in state_of(module).items()}
     try:
         yield
     finally:
@@ -179,9 +185,10 @@ def restored_state(module: ClientModule) -> Iterator[None]:
 
 def clone_state(module: ClientModule) -> dict[str, Tensor]:
     """Return copies of all parameters and buffers by name, with the same strides, without frozen ones."""
-    return {name: value.detach().clone() for name, value in _state(module).items()}
+    return {name: value.detach().clone() for name, value in state_of(module).items()}
 
 
-def _state(module: ClientModule) -> dict[str, Tensor]:
+def state_of(module: ClientModule) -> dict[str, Tensor]:
+    """Return all parameters and buffers by name, without frozen ones."""
     buffers = {name: value for name, value in module.named_buffers() if not isinstance(value, Frozen)}
     return {**dict(module.named_parameters()), **buffers}

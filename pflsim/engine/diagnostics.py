@@ -76,8 +76,9 @@ def drift(uplinks: Sequence[Uplink]) -> dict[int, float]:
         for weights in sent.values():
             mean.add_(weights[key])
         mean = mean.div_(len(sent)).to(first[key].dtype)
-        for client, weights in sent.items():
-            squares[client] += float(torch.dist(weights[key], mean)) ** 2
+        distances = torch.stack([torch.dist(weights[key], mean) for weights in sent.values()]).tolist()
+        for client, distance in zip(sent, distances, strict=True):
+            squares[client] += distance**2
     return {client: math.sqrt(square) for client, square in squares.items()} if common else {}
 
 

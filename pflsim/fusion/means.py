@@ -58,7 +58,7 @@ def weighted_mean(
         raise TypeError(f"a tensor of {first.dtype} cannot be averaged; only floating point tensors are fused")
     mean = torch.zeros_like(first, dtype=torch.float64)
     for tensor, weight in zip(stack, given, strict=True):
-        mean.add_(tensor.double(), alpha=weight / total)
+        mean.add_(tensor, alpha=weight / total)
     return mean.to(dtype or first.dtype)
 
 

@@ -164,6 +164,15 @@ class Criterion(nn.Module):
             return functional.cross_entropy(outputs, targets, reduction="sum")
         return self(outputs, targets) * len(targets)
 
+    def each(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
+        """Return the loss of each example, [B]; None if the loss gives that of a batch only."""
+        if self.loss is None:
+            return functional.cross_entropy(outputs, targets, reduction="none")
+        if type(self.loss) is nn.MSELoss and self.loss.reduction == "mean" and self.task.name == "regression":
+            wanted = (targets - self.mean) / self.std if self.task.mean else targets
+            return functional.mse_loss(in_float32(outputs), wanted, reduction="none").mean(1)
+        return None
+
     def scores(self, outputs: Tensor) -> Tensor:
         """Return the scores of all classes or labels, [B, C], or the predicted values in their unit, [B, T]."""
         if self.one_output:

@@ -8,7 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import IN_BOTH_TIERS, KINDS, FxProgram, Records, agree, exact, prepared, same, slow_except, states
+from support import (
+    IN_BOTH_TIERS,
+    KINDS,
+    FxProgram,
+    Records,
+    agree,
+    exact,
+    prepared,
+    same,
+    settings_of,
+    slow_except,
+    states,
+)
 from support import STACKED as STACKABLE
 
 from lightning_modules import loop
@@ -19,14 +31,16 @@ from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.lockstep import compiler
 from lightning_modules.lockstep.batch_schedule import ClientTraining
 from lightning_modules.lockstep.program import Program
-from lightning_modules.prepare import PreparedRun
+from lightning_modules.prepare import PreparedRun, prepare
 from pflsim.data.federated import Examples
 from pflsim.engine.execution import TrainTask
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
+from pflsim.records.saved_settings import saved_settings
 from ray_actors.executor import RayExecutor
 from ray_actors.layout import Layout
 from ray_actors.resources import ActorPool
+from ray_actors.run import Runner
 
 SMALL = ["data=digits", "clients=5", "rounds=2", "batch_size=8", "lr=0.05", "fraction=0.8", "model.hidden=[8]"]
 NORMED = ["data=digits", "clients=5", "rounds=2", "batch_size=8", "lr=0.05"]
@@ -136,6 +150,36 @@ def test_stacks_are_a_matter_of_the_run() -> None:
     assert flat == sorted(range(11), key=lambda c: (-sizes[c], c)) and [*map(len, made.factory.stacks)] == [3, 4, 4]
     assert [*map(len, prepared("clients=12", "fraction=0.5").factory.stacks)] == [6, 6]
     assert [*map(len, prepared("clients=12", "lockstep_clients=12").factory.stacks)] == [12]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "size", "largest"),
+    [
+        ("clients=112 model=linear", 7, 7),
+        ("clients=240 model=linear fraction=0.5", 14, 14),
+        ("clients=112 model=linear lockstep_clients=3", 3, 3),
+        ("clients=95 model=linear", None, 5),
+        ("clients=112 model=linear lockstep=false", None, 0),
+        ("clients=112 model=mlp model.hidden=[1000]", None, 5),
+        ("clients=112 model=cnn model.padding=2", None, 1),
+    ],
+)
+def test_many_clients_of_a_small_model_have_larger_stacks(overrides: str, size: int | None, largest: int) -> None:
+    given = {"method": "fedavg", "split.validation": 0} | dict(each.split("=") for each in overrides.split())
+    begun = prepare(settings_of("data=digits", *(f"{key}={value}" for key, value in given.items())), new=True)
+    assert begun.settings.lockstep_clients == size
+    assert max(map(len, begun.factory.stacks), default=0) == largest
+    settings = replace(begun.settings, lockstep_clients=None)  # as runs have it that began before
+    if settings != begun.settings and size != 3:
+        assert max(map(len, prepare(settings).factory.stacks)) == -(-5 // settings.fraction)
+
+
+def test_the_size_of_stacks_is_kept(tmp_path: Path) -> None:
+    settings = ["method=fedavg", "data=digits", "clients=112", "model=linear", "executor=inline", "split.validation=0"]
+    with Runner() as runner:
+        folder = runner.run(settings_of(*settings, "rounds=1", f"run_dir={tmp_path / 'run'}"))
+        assert saved_settings(folder).lockstep_clients == 7
+        runner.resume(folder, replace(saved_settings(folder), rounds=2))
 
 
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:

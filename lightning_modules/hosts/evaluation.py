@@ -1,0 +1,157 @@
+"""Predictions for the clients of a group together: one model for the examples of all, or their models as a stack."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+from torch.nn.utils.rnn import pad_sequence
+
+from lightning_modules.base import ClientModule
+from lightning_modules.hosts.exchange import RECEIVING, anchored, received, unchanged
+from lightning_modules.hosts.server_host import identity
+from lightning_modules.lockstep.stack_training import stacked
+from lightning_modules.lockstep.tracing import AsForward, state_of
+from pflsim.data.federated import FORWARD_BATCH, Examples
+from pflsim.engine.execution import EvalRequest
+from pflsim.messages import Message
+from pflsim.tasks.metrics import predicted_classes
+from pflsim.tasks.task import Criterion
+from pflsim.types import Tensors
+
+STACKED = {"activation", "batchnorm", "container", "lightning_modules", "linear", "normalization"}
+"""Files of torch.nn.modules, and packages, whose layers are faster for a stack of models on a CPU; convolutions are
+slower."""
+STACK_ROWS = 8
+"""Examples of a stack at most, in multiples of `FORWARD_BATCH`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """Outputs for the examples of some clients, one client after another.
+
+    Args:
+        clients: their ids.
+        sizes: their numbers of examples.
+        outputs: [n, O].
+        targets: [n] or [n, T].
+    """
+
+    clients: Sequence[int]
+    sizes: Sequence[int]
+    outputs: Tensor
+    targets: Tensor
+
+    def counts(self, criterion: Criterion) -> Tensor:
+        """Return for each client the number of correct predictions and the summed loss, [clients, 2] float64."""
+        each, right = criterion.each(self.outputs, self.targets), self.targets.new_zeros(len(self.targets))
+        if criterion.task.name == "classification":
+            right = predicted_classes(criterion.scores(self.outputs)) == self.targets
+        if each is None:
+            pairs = zip(self.outputs.split(self.sizes), self.targets.split(self.sizes), strict=True)
+            loss = torch.stack([criterion.total(*pair) for pair in pairs]).double()
+        else:
+            loss = self._sums(each)
+        return torch.stack((self._sums(right), loss), 1)
+
+    def _sums(self, values: Tensor) -> Tensor:
+        # the order of these sums is fixed, that of index_add on a GPU is not
+        return pad_sequence(values.double().split(self.sizes), batch_first=True).sum(1)
+
+
+def allowed(module: ClientModule, request: EvalRequest) -> bool:
+    """Return whether clients may be evaluated together: no hook adapts a model to a client first."""
+    receives = request.model == "personal" and request.phase == "received"
+    own = receives and (request.joining or not unchanged(module, RECEIVING))
+    weighted = module.training_settings.task.choice.class_weights == "balanced_client"
+    return not own and not weighted and not module.adapts(request.model)
+
+
+class GroupPredictor:
+    """Predicts for clients that `allowed` lets be evaluated together.
+
+    Outputs are those of one client after another up to rounding. What is computed together depends on the request, the
+    messages and the numbers of examples only.
+
+    Args:
+        module: with the first client's values, in evaluation mode.
+        request: what is evaluated.
+        states: the private states.
+        messages: the message of each client, see `ClientHost.run`.
+    """
+
+    def __init__(
+        self,
+        module: ClientModule,
+        request: EvalRequest,
+        states: Mapping[int, Tensors],
+        messages: Mapping[int, Message | None],
+    ):
+        self.module = module
+        self.name = "predict_global" if request.model == "global" else "predict"
+        first, *others = messages.values()
+        own = [hook for hook in ("predict", "predict_global") if hook in vars(type(module))]
+        state = states[next(iter(messages))]
+        needed = {
+            name for name, value in state.items() if value.is_floating_point() and (own or name.startswith("net."))
+        }
+        self.shared = first is not None and needed <= {*first.weights, *module.constant_buffers}
+        self.shared = self.shared and all(o is first or (o and identity(o) == identity(first)) for o in others)
+        """Whether one message has all tensors with which the clients predict."""
+        layers = {type(part) for part in module.modules() if [*part.parameters(recurse=False)]} - {type(module)}
+        files = {layer.__module__.removeprefix("torch.nn.modules.").partition(".")[0] for layer in layers}
+        template = state_of(module)
+        anchors = anchored(module) if request.model == "personal" and request.phase == "received" else {}
+        self.values: dict[int, Tensors | None] = {}
+        """By client the tensors of its model; None if they differ from those of the first one in shape."""
+        if not self.shared and (files <= STACKED or module.device.type == "cuda"):
+            self.values = {c: received(template, anchors, states[c], message) for c, message in messages.items()}
+
+    @torch.inference_mode()
+    def predict(self, examples: Mapping[int, Examples], batch_size: int | None) -> Iterator[Predictions]:
+        """Yield predictions for these clients' examples; clients that cannot be computed together are left out.
+
+        Args:
+            examples: by client, at least one.
+            batch_size: examples per forward pass; None: the default of the device.
+        """
+        limit = batch_size or FORWARD_BATCH[self.module.device.type]
+        if self.shared:
+            predict: Callable[[Tensor], Tensor] = getattr(self.module, self.name)
+            pool = _joined([*examples.values()], torch.cat)
+            outputs = torch.cat([predict(inputs) for inputs, _ in pool.in_turn(limit)])
+            yield Predictions([*examples], [*map(len, examples.values())], outputs, pool.y)
+            return
+        stackable = [client for client in examples if self.values.get(client) and len(examples[client]) <= limit]
+        for clients in _stacks(stackable, examples, limit * STACK_ROWS):
+            yield self._stacked(clients, [examples[client] for client in clients])
+
+    def _stacked(self, clients: Sequence[int], parts: Sequence[Examples]) -> Predictions:
+        found: list[Tensors] = [self.values[client] or {} for client in clients]
+        names = {f"module.{name}": stacked([own[name] for own in found], self.module.device) for name in found[0]}
+        sizes, longest = [len(part) for part in parts], max(map(len, parts))
+        padded = _joined(parts, lambda tensors: pad_sequence(tensors, batch_first=True).flatten(0, 1))
+        inputs, targets = padded.batch(slice(None))
+        predict = vmap(lambda values, own: functional_call(AsForward(self.module, self.name), values, (own,)))
+        outputs = predict(names, inputs.unflatten(0, (len(parts), longest))).flatten(0, 1)
+        rows = torch.arange(len(outputs), device=outputs.device).view(len(parts), longest)
+        kept = torch.cat([own[:size] for own, size in zip(rows, sizes, strict=True)])
+        return Predictions(clients, sizes, outputs[kept], targets[kept])
+
+
+def _stacks(clients: Sequence[int], examples: Mapping[int, Examples], rows: int) -> Iterator[list[int]]:
+    """Divide clients into stacks with at most `rows` examples, of which at most half are padding."""
+    stack = list[int]()
+    for client in sorted(clients, key=lambda c: (-len(examples[c]), c)):
+        longest = len(examples[stack[0]]) if stack else 0
+        if stack and (2 * len(examples[client]) < longest or (len(stack) + 1) * longest > rows):
+            yield stack
+            stack = []
+        stack.append(client)
+    if stack:
+        yield stack
+
+
+def _joined(parts: Sequence[Examples], join: Callable[[list[Tensor]], Tensor]) -> Examples:
+    return replace(parts[0], x=join([part.x for part in parts]), y=join([part.y for part in parts]))

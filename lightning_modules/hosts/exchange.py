@@ -1,0 +1,124 @@
+"""What clients of a stack receive and reply, for all of them at once where their class leaves these hooks as they are.
+
+Hooks take longer than the arithmetic of a small model, client by client.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from lightning_modules.base import ClientModule
+from lightning_modules.hosts.failures import nonfinite
+from lightning_modules.lockstep.batch_schedule import ClientTraining
+from lightning_modules.lockstep.stack_training import stacked
+from pflsim.data.federated import Shard
+from pflsim.messages import Message, Uplink
+from pflsim.params import snapshot
+from pflsim.types import Tensors, TrainReport
+
+RECEIVING = ("receive", "before_training", "replaces_body", "load_model", "anchors", "clear_anchors", "recalibrate")
+REPLYING = ("reply", "shared_tensors")
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The result of a client's task.
+
+    Args:
+        report: steps, losses and times.
+        uplink: the message to the server; None after fine-tuning.
+        state: the new private state; None if the task does not change it.
+        nonfinite: which losses and values of the uplink are not finite.
+    """
+
+    report: TrainReport
+    uplink: Uplink | None = None
+    state: Tensors | None = None
+    nonfinite: str = ""
+
+
+def unchanged(module: ClientModule, hooks: Sequence[str]) -> bool:
+    """Return whether a module has these hooks of `ClientModule`, and they only copy tensors."""
+    settings = module.training_settings
+    copies = settings.buffers != "recalibrate" and settings.task.choice.class_weights != "balanced_client"
+    return copies and all(getattr(type(module), hook) is getattr(ClientModule, hook) for hook in hooks)
+
+
+def anchored(module: ClientModule) -> dict[str, str]:
+    """Return for each tensor that an anchor stores of a message its name in the module and in the message."""
+    anchors = [(prefix, part) for prefix, part in module.named_modules() if part in module.anchors()]
+    return {
+        f"{prefix}.{name.replace('.', '/')}": sent for prefix, anchor in anchors for name, sent in anchor.names.items()
+    }
+
+
+def received(
+    template: Tensors, anchors: Mapping[str, str], state: Tensors, message: Message | None
+) -> dict[str, Tensor] | None:
+    """Return the tensors with which a client begins, by name: its stored and received ones themselves.
+
+    Args:
+        template: the parameters and buffers of another client that has received, for their layout, and for their values
+            where no state has them.
+        anchors: see `anchored`.
+        state: the client's private state.
+        message: its downlink; None: its state alone.
+
+    Returns:
+        None if they are not laid out as the template.
+    """
+    values = {name: state.get(name, value) for name, value in template.items()}
+    if message is not None:
+        sent = message.weights
+        values |= sent
+        values |= {name: sent[key] for name, key in anchors.items() if key in sent}
+    if len(values) > len(template):
+        return None
+    return values if all(_alike(values[name], like) for name, like in template.items()) else None
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return one is other or (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
+
+
+def replies(
+    first: Reply,
+    trainings: Sequence[ClientTraining],
+    losses: Sequence[Mapping[str, float]],
+    shards: Sequence[Shard],
+    stored_together: bool,
+) -> list[Reply]:
+    """Return the replies of clients of a stack.
+
+    Args:
+        first: the reply of another client of the stack, for the names of the tensors.
+        trainings: after training.
+        losses: their mean loss terms.
+        shards: the clients' examples.
+        stored_together: whether the new states are stored and replaced together, so that they may share memory.
+    """
+    assert first.uplink is not None and first.state is not None
+    memory = {
+        name: stacked([training.values[name] for training in trainings], CPU)
+        for name in first.state
+        if name in trainings[0].values
+    }
+    weights = [memory[name] for name in first.uplink.weights if memory[name].is_floating_point()]
+    sums = [value.sum([*range(1, value.dim())]) if value.dim() > 1 else value for value in weights]
+    finite = torch.stack(sums).isfinite().all(0).tolist() if sums else [True] * len(trainings)
+    rows = {name: value.unbind() for name, value in memory.items()}
+    found = list[Reply]()
+    for at, (training, means, own) in enumerate(zip(trainings, losses, shards, strict=True)):
+        state = {**first.state, **{name: values[at] for name, values in rows.items()}}
+        sent = {name: state[name] for name in first.uplink.weights}
+        uplink = Uplink(weights=sent, client=own.client, num_examples=own.num_examples)
+        note = "" if finite[at] and all(map(isfinite, means.values())) else nonfinite(uplink, means)
+        report = replace(
+            first.report, client=own.client, num_examples=own.num_examples, steps=training.taken, losses=means
+        )
+        found.append(Reply(report, uplink, state if stored_together else snapshot(state), note))
+    return found
