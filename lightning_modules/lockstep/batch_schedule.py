@@ -101,16 +101,16 @@ def schedule_batches(clients: Sequence[ClientTraining], stage: Stage, size: int,
         [c.pool.vary(order + c.first) for order in epoch_orders(c.count, stage, size, c.generator, smallest, c.work)]
         for c in clients
     ]
-    longest = max((len(order) // size for epochs in orders for order in epochs), default=0)
+    longest = max((order.numel() // size for epochs in orders for order in epochs), default=0)
     schedules = []
     for epochs in orders:
         blocks, step = list[Block](), 0
         for order in epochs:
-            full = len(order) // size
+            full, rest = divmod(order.numel(), size)
             end = step + (full if stage.epochs is None else longest)
             if full:
                 blocks.append(Block(step, order[: full * size].view(full, size)))
-            if len(order) > full * size:
+            if rest:
                 blocks.append(Block(end, order[None, full * size :]))
             step = end
         schedules.append(blocks)

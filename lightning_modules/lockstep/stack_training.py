@@ -28,7 +28,7 @@ MIN_GROUP = 4
 for the trace. Existing traces do not count: the last bits would depend on earlier rounds."""
 FLUSH_STEPS = 64
 """Steps whose loss terms are kept before they are summed, in one operation instead of one per step."""
-MAX_TRACES = 100
+MAX_TRACES = 500
 """Number of traces at which a cache of them is cleared."""
 
 
@@ -185,8 +185,8 @@ class Stack:
         ]
         """For each phase, the names of masks by parameter."""
         self.meters = [LossMeter(module.prefix(phase), len(clients)) for phase in self.phases]
-        self.kept: dict[int, list[Tensor]] = {}
-        """Values and optimiser states of the clients that are not in their row."""
+        self.kept: dict[int, tuple[list[Tensor], int]] = {}
+        """For clients that are not in their row: values and optimiser states of several, and the place among them."""
 
     def _memory(self, stage: Stage) -> StackMemory:
         """Return memory that holds the clients' values."""
@@ -242,14 +242,21 @@ class Stack:
 
     def _keep(self, rows: Sequence[int]) -> None:
         """Copy the values of clients whose rows are about to change without them."""
-        for row in rows:
-            if row not in self.kept:
-                self.kept[row] = [tensor[row].clone() for tensor in self.memory.tensors()]
+        if new := [row for row in rows if row not in self.kept]:
+            at = torch.tensor(new, device=self.module.device)
+            values = [tensor.index_select(0, at) for tensor in self.memory.tensors()]
+            self.kept.update((row, (values, place)) for place, row in enumerate(new))
 
     def _put_back(self, rows: Sequence[int]) -> None:
+        together: dict[int, list[int]] = {}
         for row in rows:
-            for tensor, value in zip(self.memory.tensors(), self.kept.pop(row, ()), strict=False):
-                tensor[row].copy_(value)
+            if row in self.kept:
+                together.setdefault(id(self.kept[row][0]), []).append(row)
+        for some in together.values():
+            values = self.kept[some[0]][0]
+            at, places = torch.tensor([some, [self.kept.pop(row)[1] for row in some]], device=self.module.device)
+            for tensor, value in zip(self.memory.tensors(), values, strict=True):
+                tensor.index_copy_(0, at, value.index_select(0, places))
 
     def _replay(self, clients: tuple[int, ...], rows: Tensor) -> None:
         """Take steps [steps, width, batch size] of all phases with the first rows."""
