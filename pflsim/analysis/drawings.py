@@ -15,11 +15,11 @@ from pflsim.analysis.comparison import Comparison, Row, best_first, frontier
 from pflsim.analysis.differences import Difference, Level
 from pflsim.analysis.forest import NOT_CLEAR
 from pflsim.analysis.tables import Table, title
-from pflsim.analysis.verdict import points, rounded, scale_of
 from pflsim.config.names import listed
+from pflsim.display.formats import CHOSEN, format_bytes, in_text
+from pflsim.display.identity import MARKS, Identity
+from pflsim.display.metrics import points, rounded, scale_of
 from pflsim.records.evaluation import grouped
-from pflsim.terminal.formats import CHOSEN, format_bytes, in_text
-from pflsim.terminal.identity import MARKS, Identity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

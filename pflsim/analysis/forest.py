@@ -6,8 +6,8 @@ from rich.text import Text
 
 from pflsim.analysis.charts import limits_of
 from pflsim.analysis.comparison import Comparison, Row
-from pflsim.analysis.verdict import points, rounded, scale_of
-from pflsim.terminal.formats import flowed
+from pflsim.display.formats import flowed
+from pflsim.display.metrics import points, rounded, scale_of
 
 NOT_CLEAR = {"light": "#868d99", "dark": "#828a97"}
 GLYPHS = {

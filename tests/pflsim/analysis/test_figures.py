@@ -22,8 +22,8 @@ from pflsim.analysis.forest import NOT_CLEAR
 from pflsim.analysis.groups import group_runs
 from pflsim.analysis.runs import read_run
 from pflsim.cli import main
+from pflsim.display.identity import identity
 from pflsim.errors import SettingsError
-from pflsim.terminal.identity import identity
 
 pytestmark = pytest.mark.slow
 

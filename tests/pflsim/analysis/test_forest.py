@@ -26,7 +26,7 @@ from pflsim.analysis.report.page import page as report
 from pflsim.analysis.runs import find_runs, read_run
 from pflsim.analysis.tables import forest_text, render
 from pflsim.cli import main
-from pflsim.terminal.identity import MARKS, identity
+from pflsim.display.identity import MARKS, identity
 
 pytestmark = pytest.mark.slow
 

@@ -48,7 +48,7 @@ class Identity:
 @cache
 def listed_identities() -> dict[str, Identity]:
     """Return the rows of `identity.csv` by name. New methods are appended; no row changes."""
-    text = (files("pflsim.terminal") / "identity.csv").read_text(encoding="utf-8")
+    text = (files("pflsim.display") / "identity.csv").read_text(encoding="utf-8")
     return {row["name"]: Identity(**row) for row in csv.DictReader(text.splitlines())}
 
 
