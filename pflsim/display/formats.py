@@ -25,16 +25,16 @@ WHEN = {"trained": "after local training", "received": "as received from the ser
 """The point in a round at which a model is evaluated, by phase."""
 
 
-def byte_unit(largest: float) -> tuple[str, float]:
-    """Return the name and size of the smallest unit that writes `largest` bytes with at most four digits."""
-    return next((unit for unit in UNITS if largest / unit[1] < 9999.5), UNITS[-1])
+def byte_unit(largest: float, below: float = 9999.5) -> tuple[str, float]:
+    """Return the name and size of the smallest unit that writes `largest` bytes as a number below this one."""
+    return next((unit for unit in UNITS if largest / unit[1] < below), UNITS[-1])
 
 
 def format_bytes(count: float) -> str:
     """Format bytes with three digits and a decimal unit, e.g. "1.20 MB"."""
     if count < 999.5:
         return f"{count:.0f} B"
-    unit, size = next((unit for unit in UNITS if count / unit[1] < 999.5), UNITS[-1])
+    unit, size = byte_unit(count, 999.5)
     count /= size
     return f"{count:.{2 if count < 9.995 else 1 if count < 99.95 else 0}f} {unit}"
 
