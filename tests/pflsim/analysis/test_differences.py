@@ -24,7 +24,7 @@ from pflsim.analysis.differences import (
     wilcoxon,
 )  # fmt: skip
 from pflsim.analysis.groups import Group
-from pflsim.analysis.verdict import steady
+from pflsim.display.metrics import steady
 
 GROUP = Group("a", "a", {}, ())
 SIGMA = np.sqrt(0.5)

@@ -22,9 +22,9 @@ from pflsim.analysis.groups import group_runs
 from pflsim.analysis.headings import about, heading, varying
 from pflsim.analysis.runs import read_run
 from pflsim.cli import main
+from pflsim.display.identity import identity
 from pflsim.records.environment import FORMAT
 from pflsim.records.trace import RoundMatrices, write_matrices
-from pflsim.terminal.identity import identity
 from pflsim.types import Axis, Matrix
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
 from pflsim.config.components import TARGET, check_component
 from pflsim.data import partitions, splits
@@ -18,7 +17,7 @@ from pflsim.data.content import content_order, partition_hash
 from pflsim.data.dataset import Dataset
 from pflsim.data.federate import federate
 from pflsim.data.federated import class_counts, shard
-from pflsim.data.record import partition_figure, write_partition
+from pflsim.data.record import write_partition
 from pflsim.data.splits import own_test_counts
 from pflsim.errors import SettingsError
 
@@ -334,16 +333,6 @@ def test_record_says_who_holds_what(tmp_path):
             assert row[split] == [int((data.y[rows] == c).sum()) for c in range(10)]
     assert record["examples"]["train"] == sum(map(len, partition.train))
     assert len(text.splitlines()) < 4 * 6 + 25
-
-
-@pytest.mark.parametrize(("clients", "classes"), [(1, 2), (500, 100)])
-def test_picture_is_small_and_not_blank(tmp_path, clients, classes):
-    counts = np.random.default_rng(0).integers(0, 900, (clients, classes)) * (np.arange(classes) % 3 > 0)
-    path = tmp_path / "p.png"
-    partition_figure({"train": counts, "val": counts // 9, "test": counts // 4}, "made").savefig(path, dpi=100)
-    assert 2_000 < path.stat().st_size < 200_000
-    with Image.open(path) as image:
-        assert 400 <= image.width <= 1600 and 300 <= image.height <= 1200
 
 
 def test_sources_import_heavy_libraries_only_when_used():

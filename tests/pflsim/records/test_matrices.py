@@ -1,4 +1,4 @@
-"""Matrices on the disk and as pictures."""
+"""Matrices on the disk and in TensorBoard."""
 
 import json
 import struct
@@ -15,7 +15,6 @@ from safetensors.numpy import load_file
 from pflsim.messages import Prototypes, Uplink
 from pflsim.records import tensorboard
 from pflsim.records.evaluation import Scope
-from pflsim.records.heatmaps import draw_heatmaps, drawing
 from pflsim.records.tensorboard import SHARE, TensorBoard
 from pflsim.records.trace import RoundMatrices, read_matrices, write_matrices, write_trace
 from pflsim.types import Axis, Matrix, RoundRecord
@@ -38,31 +37,6 @@ def test_matrices_come_back_as_they_were(tmp_path: Path) -> None:
         np.testing.assert_array_equal(before.values, after.values)
         one, other = ((m.name, m.title, m.rows, m.columns, m.bounds) for m in (before, after))
         assert one == other
-
-
-def test_a_picture_of_nothing_can_be_drawn() -> None:
-    nothing = Matrix("x", "X", Axis("a"), Axis("b"), np.full((3, 3), np.nan, np.float32))
-    draw_heatmaps([nothing]).canvas.draw()
-
-
-@pytest.mark.filterwarnings("error")
-def test_names_that_a_font_lacks_are_drawn_without_a_warning() -> None:
-    with drawing():
-        matrix = Matrix("a", "A", Axis("a", ("日本病院",)), Axis("b"), np.ones((1, 1), np.float32))
-        draw_heatmaps([matrix]).canvas.draw()
-
-
-@pytest.mark.parametrize(
-    ("values", "scale"),
-    [
-        ([[0.9, 0.06, 0.04], [0.01, 0.97, 0.02], [0.1, 0.1, 0.8]], (0.0, 0.1)),  # a client's own weight does not count
-        ([[1, 0.8, np.nan], [0.8, 1, 0.9], [np.nan, 0.9, 1]], (0.8, 0.9)),  # similarities
-    ],
-)
-def test_the_scale_is_of_the_values_between_clients(values: list[list[float]], scale: tuple[float, float]) -> None:
-    axes = map(Axis, ("client", "client") if scale[0] else ("receiver", "sender"))
-    image = draw_heatmaps([Matrix("a", "A", *axes, np.array(values, np.float32))]).axes[0].images[0]
-    assert (image.norm.vmin, image.norm.vmax) == pytest.approx(scale)
 
 
 def board(folder: Path, monkeypatch: pytest.MonkeyPatch, put: Callable[[str, object, int], None]) -> TensorBoard:

@@ -16,7 +16,6 @@ from pflsim.records.evaluation import Measures, Scope
 from pflsim.records.history import RoundMetrics, Traffic
 from pflsim.records.summary import RunMeta, Summary
 from pflsim.terminal.console import Console
-from pflsim.terminal.formats import format_bytes, format_seconds
 from pflsim.terminal.result import resume_command, tensorboard_command
 from pflsim.terminal.status import watching
 
@@ -104,25 +103,6 @@ def test_the_end_says_all_of_it_in_80_columns(monkeypatch):
     assert text.rstrip().endswith("--logdir runs/x")
     assert text.count("last round") == 3, "for both models, and what reports take without validation data"
     assert "20 of 20 rounds" in run(io.StringIO(), complete=False)
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (9_994, "9.99 kB"), (9_996, "10.0 kB"), (99_960, "100 kB"),
-     (999_499, "999 kB"), (999_500, "1.00 MB"), (1_234_567_890, "1.23 GB"), (5e15, "5000 TB")],
-)  # fmt: skip
-def test_bytes_have_three_digits(count, text):
-    assert format_bytes(count) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0.0 s"), (0.0001, "1 ms"), (0.0994, "99 ms"), (0.0996, "0.1 s"),
-     (9.94, "9.9 s"), (9.96, "10 s"), (99.4, "99 s"), (99.6, "1m40s"), (3599.4, "59m59s"),
-     (3599.6, "1h00m"), (7505, "2h05m")],
-)  # fmt: skip
-def test_durations_are_short(seconds, text):
-    assert format_seconds(seconds) == text
 
 
 def test_the_tensorboard_command_can_be_pasted(monkeypatch, here):

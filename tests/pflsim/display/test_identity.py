@@ -13,7 +13,7 @@ from pflsim.analysis.groups import group_runs
 from pflsim.analysis.runs import Run
 from pflsim.analysis.tables import records, render
 from pflsim.config.compose import CONFIGS
-from pflsim.terminal.identity import DASHES, MARKS, OWN, Identity, identity, listed_identities
+from pflsim.display.identity import DASHES, MARKS, OWN, Identity, identity, listed_identities
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
