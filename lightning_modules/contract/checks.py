@@ -350,12 +350,12 @@ def evaluated_together_as_alone(make: Make) -> None:
                 request = EvalRequest(model, phase, everyone, splits, 2)  # type: ignore[arg-type]
                 found.append(executor.evaluate(request))
             for alone, together in zip(*found, strict=True):
-                close = math.isclose(alone.loss, together.loss, rel_tol=TOLERANCE)
-                require(
-                    close and alone == replace(together, loss=alone.loss),
-                    f"client {alone.client}'s {model} model ({phase}) differs; the scores of an example may not depend "
-                    "on other examples",
-                )
+                pairs = {name: (value, alone.metrics[name]) for name, value in together.metrics.items()}
+                pairs["loss"] = together.loss, alone.loss
+                differ = [name for name, pair in pairs.items() if not np.isclose(*pair, rtol=TOLERANCE, equal_nan=True)]
+                if alone.correct != together.correct or differ:
+                    found = f"client {alone.client}'s {model} model ({phase}) differs when others are evaluated with it"
+                    raise Broken(f"{found}; the scores of an example may not depend on others")
 
 
 @contextmanager

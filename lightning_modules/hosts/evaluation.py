@@ -57,7 +57,7 @@ class Predictions:
 
     def _sums(self, values: Tensor) -> Tensor:
         # the order of these sums is fixed, that of index_add on a GPU is not
-        return pad_sequence(values.double().split(self.sizes), batch_first=True).sum(1)
+        return pad_sequence([*values.double().split(self.sizes)], batch_first=True).sum(1)
 
 
 def allowed(module: ClientModule, request: EvalRequest) -> bool:
@@ -96,8 +96,8 @@ class GroupPredictor:
         needed = {
             name for name, value in state.items() if value.is_floating_point() and (own or name.startswith("net."))
         }
-        self.shared = first is not None and needed <= {*first.weights, *module.constant_buffers}
-        self.shared = self.shared and all(o is first or (o and identity(o) == identity(first)) for o in others)
+        covered = first is not None and needed <= {*first.weights, *module.constant_buffers}
+        self.shared = covered and all(o is first or (o and first and identity(o) == identity(first)) for o in others)
         """Whether one message has all tensors with which the clients predict."""
         layers = {type(part) for part in module.modules() if [*part.parameters(recurse=False)]} - {type(module)}
         files = {layer.__module__.removeprefix("torch.nn.modules.").partition(".")[0] for layer in layers}

@@ -42,8 +42,8 @@ IGNORED = (
     "progress", "sweep",
     "eval.batch_size", "eval.received", "eval.metrics",
 )  # fmt: skip
-"""Settings that two runs of one experiment may differ in: the seed, names and paths, the executor, its placement and the
-size of stacks (which change at most the last bits of a result), and what is recorded."""
+"""Settings that two runs of one experiment may differ in: the seed, names and paths, the executor, its placement and
+the size of stacks (which change at most the last bits of a result), and what is recorded."""
 
 SETS: dict[str, EvalPhase] = {"new_received": "received", "new_trained": "trained"}
 """What clients that join after the last round can be judged on: the model as received, and after local training."""
