@@ -19,7 +19,7 @@ from sphinx.application import Sphinx
 from sphinx.ext.napoleon.docstring import GoogleDocstring
 
 from pflsim.cli import COMMANDS, main
-from pflsim.terminal.identity import identity
+from pflsim.display.identity import identity
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent

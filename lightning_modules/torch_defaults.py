@@ -1,19 +1,18 @@
 """What the calling program may have set, and results depend on: the same in every run, and restored after it."""
 
-import random
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from operator import attrgetter
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn.modules import module as modules
 from torch.optim.optimizer import _global_optimizer_post_hooks as optimizer_post_hooks
 from torch.optim.optimizer import _global_optimizer_pre_hooks as optimizer_pre_hooks
 
 from pflsim.errors import SettingsError
+from pflsim.seeding import restored_generators
 
 FLAGS = (
     *((f"{name}.fp32_precision", "ieee") for name in ("mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")),
@@ -52,9 +51,7 @@ def torch_defaults() -> Iterator[None]:
         raise SettingsError("another thread of this process runs pflsim: run one after the other, or in two processes")
     with ExitStack() as stack:
         stack.callback(_running.release)
-        stack.callback(random.setstate, random.getstate())
-        stack.callback(np.random.set_state, np.random.get_state())
-        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(restored_generators())
         set_torch_defaults(stack)
         for mode in (torch.inference_mode(False), torch.enable_grad(), torch.autograd.set_detect_anomaly(False)):
             stack.enter_context(mode)

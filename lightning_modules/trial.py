@@ -24,6 +24,7 @@ from pflsim.engine.execution import EvalRequest, ReplyTask, TrainTask
 from pflsim.errors import ClientError, SettingsError, in_one_line
 from pflsim.messages import Message
 from pflsim.params import Selector, load_state
+from pflsim.records.checkpoint_write import to_bytes
 from pflsim.seeding import restored_generators, seeded_global
 from pflsim.servers.base import Federation, ServerRule
 
@@ -107,10 +108,7 @@ def _two_rounds(
         replies = host.run(TrainTask(number, dict.fromkeys(host.clients, ONE_STEP)), messages)
         host = ClientHost(factory, *data, host.clients)
         for client, reply in replies.items():
-            file = io.BytesIO()
-            torch.save(reply.state, file)
-            file.seek(0)
-            host.states[client] = torch.load(file)
+            host.states[client] = torch.load(io.BytesIO(to_bytes(reply.state)))
             module = host.modules[factory.variant_of(client)]
             load_state(module, host.states[client])
             try:

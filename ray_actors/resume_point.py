@@ -1,11 +1,8 @@
 """Where a run resumes: its newest usable checkpoint."""
 
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-
-import torch
 
 from lightning_modules.prepare import PreparedRun
 from pflsim.config.settings import Settings
@@ -19,7 +16,7 @@ from pflsim.records.checkpoint_read import (
     from_containers,
     newest_checkpoint,
 )
-from pflsim.records.checkpoint_write import remove_parts, to_containers
+from pflsim.records.checkpoint_write import remove_parts, to_bytes, to_containers
 from pflsim.records.folder import is_complete
 from pflsim.records.history import RoundMetrics, stalled_since, validation_scores
 from pflsim.records.per_client import complete_rounds
@@ -123,7 +120,7 @@ def _check_rounds(prepared: PreparedRun, found: Checkpoint, planned: int, report
     if rounds <= found.round:
         raise SettingsError(f"rounds={rounds}: {found.round} rounds are done; expected more")
     before, now = (to_containers(rule.init(replace(prepared.federation, rounds=n))) for n in (planned, rounds))
-    differing = [key for key in now if _bytes(before[key]) != _bytes(now[key])]
+    differing = [key for key in now if to_bytes(before[key]) != to_bytes(now[key])]
     if prepared.settings.lr_schedule == "cosine":
         differing.append("lr_schedule=cosine")
     for t in range(1, found.round + 1):
@@ -136,12 +133,6 @@ def _check_rounds(prepared: PreparedRun, found: Checkpoint, planned: int, report
         )
     if found.round == planned and planned % prepared.settings.eval.every:
         report(f"round {planned} stays evaluated, which it would not be with rounds={rounds} from the start")
-
-
-def _bytes(value: object) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return buffer.getvalue()
 
 
 def has_records(folder: Path) -> bool:

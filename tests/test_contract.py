@@ -25,9 +25,10 @@ from pflsim.config.compose import CONFIGS
 from pflsim.engine.execution import ReplyTask, Sent, TrainTask
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
-from pflsim.messages import Message, payload_bytes
+from pflsim.messages import payload_bytes
 from pflsim.records.checkpoint_read import from_containers
 from pflsim.records.checkpoint_write import to_containers
+from pflsim.records.trace import tensors_of
 from ray_actors.actors_equal import actors_equal_inline
 from ray_actors.executor import RayExecutor
 from ray_actors.layout import Layout
@@ -180,10 +181,6 @@ def through_a_file(state: Any) -> Any:
     return torch.load(file, weights_only=True)
 
 
-def everything(message: Message) -> dict[str, Any]:
-    return {**checks.tensors_of(message), **{f"number {name}": value for name, value in message.numbers.items()}}
-
-
 @pytest.mark.parametrize("method", support.METHOD_PARAMS)
 def test_a_state_that_was_read_back_goes_on_to_the_bit(method: str) -> None:
     """After every round, also before the first: the same state, the same messages, the same fusion.
@@ -203,11 +200,11 @@ def test_a_state_that_was_read_back_goes_on_to_the_bit(method: str) -> None:
             (rule.downlinks(state, cohort), rule.downlinks(back, cohort)),
             ({c: rule.join(state, c) for c in (0, 4)}, {c: rule.join(back, c) for c in (0, 4)}),
         ):
-            agree(*({c: everything(m) for c, m in side.items()} for side in (one, other)))
+            agree(*({c: tensors_of(m) for c, m in side.items()} for side in (one, other)))
         agree(dict(rule.numbers(state)), dict(rule.numbers(back)))
         trained = executor.run(TrainTask(number), executor.send(cohort))
         ups = sorted((up for each in trained.uplinks for up in executor.uplinks(each)), key=lambda up: up.client)
-        before = deepcopy(([everything(up) for up in ups], to_containers(state)))
+        before = deepcopy(([tensors_of(up) for up in ups], to_containers(state)))
         agree(rule.fuse(state, ups), rule.fuse(back, ups))
-        agree(before, ([everything(up) for up in ups], to_containers(state)))
+        agree(before, ([tensors_of(up) for up in ups], to_containers(state)))
         executor.fuse(trained)

@@ -23,8 +23,8 @@ from pflsim.config.checks import check
 from pflsim.config.components import resolve, settings_of, targets_of
 from pflsim.config.compose import CONFIGS, composed, parse, sweep, to_settings
 from pflsim.config.names import written
+from pflsim.display.identity import FAMILIES, listed_identities
 from pflsim.records.folder import STATUS
-from pflsim.terminal.identity import FAMILIES, listed_identities
 
 README = ROOT / "README.md"
 START = ROOT / "docs" / "start.md"

@@ -15,9 +15,9 @@ from lightning_modules.prepare import prepare
 from pflsim.config.settings import Settings
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
+from pflsim.display.formats import who_is_evaluated
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
-from pflsim.records.summary import who_is_evaluated
 
 SMALL = ["data=digits", "clients=4", "rounds=2", "model.hidden=[6]", "lr=0.05", "executor=inline", "partition=iid"]
 NORMS = ["model=cnn_bn", "model.channels=[2,3]", "model.kernel=3", "model.padding=1", "model.hidden=6"]

@@ -12,8 +12,8 @@ from benchmarks.studies.boards import BENCHMARKS
 from benchmarks.studies.leaderboard import Place, standing
 from pflsim.analysis.differences import Difference
 from pflsim.analysis.drawings import CONTEXT, GREY, GRID, Style, mark_of, new_figure, signed_tick, template
-from pflsim.analysis.verdict import signed
-from pflsim.terminal.identity import identity
+from pflsim.display.identity import identity
+from pflsim.display.metrics import signed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from examples.real_clients import DATA
-from pflsim.records.summary import Choice
+from pflsim.display.formats import Choice
 
 MIXED = "mixed_model"
 """The mixed-effects model of `examples/real_clients.py` in place of a method."""

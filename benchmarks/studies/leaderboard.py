@@ -41,17 +41,17 @@ from examples import real_clients
 from pflsim.analysis.differences import Family, client_values, family
 from pflsim.analysis.groups import Group
 from pflsim.analysis.runs import read_run
-from pflsim.analysis.verdict import scale_of, signed
 from pflsim.commands.tune import side_by_side
 from pflsim.commands.tune_study import Study, methods_of, settings_text
 from pflsim.config.compose import composed, config_folders, parse, to_settings
+from pflsim.display.formats import in_text, plural
+from pflsim.display.identity import identity
+from pflsim.display.metrics import scale_of, signed
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
 from pflsim.records.environment import PACKAGE, versions
 from pflsim.records.folder import is_complete
 from pflsim.terminal.exit_status import exit_status
-from pflsim.terminal.formats import in_text, plural
-from pflsim.terminal.identity import identity
 
 METHODS, ROWS, CLIENTS = "leaderboard-methods.csv", "leaderboard.csv", "leaderboard-clients.csv"
 KEYS = ("benchmark", "method", "seed")

@@ -36,9 +36,10 @@ from pflsim.analysis.tables import CHOSEN, NONE, Format, Table, as_csv, drawn, f
 from pflsim.config.components import COMPONENTS
 from pflsim.config.compose import CONFIGS, composed, parse, to_settings
 from pflsim.config.names import nearest, program, written
+from pflsim.display.formats import Choice
 from pflsim.errors import SettingsError
 from pflsim.records.evaluation import Scope
-from pflsim.records.summary import Choice, chosen_round
+from pflsim.records.summary import chosen_round
 from pflsim.terminal.exit_status import exit_status
 from pflsim.types import EvalPhase, ModelKind
 

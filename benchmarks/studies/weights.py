@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from safetensors.numpy import load_file
 
 from pflsim.analysis.runs import Run, find_runs, read_run
+from pflsim.display.pictures import draw_heatmaps
 from pflsim.errors import SettingsError
-from pflsim.records.heatmaps import draw_heatmaps
 from pflsim.terminal.exit_status import exit_status
 from pflsim.types import Axis, Matrix
 

@@ -22,10 +22,13 @@ from lightning_modules.hosts.client_host import ClientHost
 from lightning_modules.hosts.devices import torch_threads
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.loop import epoch_orders, train
+from lightning_modules.torch_defaults import default_dtype
 from pflsim.data.federated import Examples
 from pflsim.engine.execution import EvalRequest, Executor, FinetuneTask, ReplyTask, Sent, TrainTask
-from pflsim.messages import Message, payload_bytes
+from pflsim.messages import payload_bytes
 from pflsim.params import Selector, snapshot
+from pflsim.records.checkpoint_write import to_bytes
+from pflsim.records.trace import tensors_of
 from pflsim.seeding import seeded_global, torch_generator
 from pflsim.types import Tensors, TrainReport
 
@@ -187,10 +190,7 @@ def resumed_equals_straight(make: Make) -> None:
     straight, resumed = inline(make()), inline(make())
     rounds(straight, (1,))
     saved = {"server": straight.server_state(), "clients": states(straight)}
-    file = io.BytesIO()
-    torch.save(saved, file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=True)
+    loaded = torch.load(io.BytesIO(to_bytes(saved)), weights_only=True)
     require(equal(saved, loaded), "a saved state is not equal to itself after loading")
     resumed.restore(loaded["server"], loaded["clients"].items())
     for executor in (straight, resumed):
@@ -241,14 +241,6 @@ def received_tensors_are_not_written(make: Make) -> None:
         require(equal(before, up), "the server writes to a client's message; compute a new tensor instead")
         lent = {tensor.untyped_storage().data_ptr() for tensors in up for tensor in tensors.values() if tensor.numel()}
         require(lent.isdisjoint(_memory(executor.server.state)), "the server keeps a client's tensor; use snapshot")
-
-
-def tensors_of(message: Message) -> dict[str, torch.Tensor]:
-    """Return all tensors of a message."""
-    found = {**message.weights, **{f"extra {name}": tensor for name, tensor in message.extra.items()}}
-    if message.prototypes is not None:
-        found |= {"means": message.prototypes.means, "counts": message.prototypes.counts}
-    return found
 
 
 def _memory(state: Any) -> set[int]:
@@ -358,27 +350,23 @@ def evaluated_together_as_alone(make: Make) -> None:
                 request = EvalRequest(model, phase, everyone, splits, 2)  # type: ignore[arg-type]
                 found.append(executor.evaluate(request))
             for alone, together in zip(*found, strict=True):
-                close = math.isclose(alone.loss, together.loss, rel_tol=TOLERANCE)
-                require(
-                    close and alone == replace(together, loss=alone.loss),
-                    f"client {alone.client}'s {model} model ({phase}) differs; the scores of an example may not depend "
-                    "on other examples",
-                )
+                pairs = {name: (value, alone.metrics[name]) for name, value in together.metrics.items()}
+                pairs["loss"] = together.loss, alone.loss
+                differ = [name for name, pair in pairs.items() if not np.isclose(*pair, rtol=TOLERANCE, equal_nan=True)]
+                if alone.correct != together.correct or differ:
+                    found = f"client {alone.client}'s {model} model ({phase}) differs when others are evaluated with it"
+                    raise Broken(f"{found}; the scores of an example may not depend on others")
 
 
 @contextmanager
 def _exact(make: Make, *overrides: str) -> Iterator[InlineExecutor]:
     """Provide an executor after two rounds in float64, where only rounding can differ."""
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
+    with default_dtype(torch.float64):
         made = make(*overrides)
         exact = replace(made.dataset, x=made.dataset.x.astype(np.float64) / made.dataset.scale)
         executor = inline(replace(made, dataset=exact))
         rounds(executor, (1, 2))
         yield executor
-    finally:
-        torch.set_default_dtype(default)
 
 
 CHECKS = (

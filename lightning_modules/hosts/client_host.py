@@ -21,6 +21,7 @@ from lightning_modules.lockstep.stack_training import Lockstep
 from lightning_modules.lockstep.tracing import bind_state, clone_state, restored_state
 from lightning_modules.loop import train
 from lightning_modules.nets.net import choose_memory_format
+from lightning_modules.phases import Stage
 from lightning_modules.predictions import confusion, totals
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import CropFlip, Examples, Partition, Shard, StackedShards, shard, stacked_shards
@@ -172,14 +173,15 @@ class ClientHost:
         phase = f"local training in lockstep with clients {others}" if others else task.name
         module = self.modules[self.factory.variant_of(first)]
         template, anchors = dict[str, torch.Tensor](), dict[str, str]()
+        stages: tuple[Stage, ...] = ()
         trainings: dict[int, ClientTraining] = {}
         for client in clients:
-            values = None
-            if template:
-                values = received(template, anchors, self.states[client], self._uploaded(messages[client]))
+            values, message = None, messages[client]
+            if template and message is not None:
+                values = received(template, anchors, self.states[client], self._uploaded(message))
             if values is None:
                 with self._client(task, client, "train", "receiving") as own:
-                    self._receive(own, messages[client])
+                    self._receive(own, message)
                     values, stages = clone_state(module), module.stages()
             if not template and unchanged(module, RECEIVING):
                 template, anchors = dict(values), anchored(module)

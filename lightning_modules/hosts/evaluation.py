@@ -1,6 +1,6 @@
 """Predictions for the clients of a group together: one model for the examples of all, or their models as a stack."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -57,7 +57,7 @@ class Predictions:
 
     def _sums(self, values: Tensor) -> Tensor:
         # the order of these sums is fixed, that of index_add on a GPU is not
-        return pad_sequence(values.double().split(self.sizes), batch_first=True).sum(1)
+        return pad_sequence([*values.double().split(self.sizes)], batch_first=True).sum(1)
 
 
 def allowed(module: ClientModule, request: EvalRequest) -> bool:
@@ -96,8 +96,8 @@ class GroupPredictor:
         needed = {
             name for name, value in state.items() if value.is_floating_point() and (own or name.startswith("net."))
         }
-        self.shared = first is not None and needed <= {*first.weights, *module.constant_buffers}
-        self.shared = self.shared and all(o is first or (o and identity(o) == identity(first)) for o in others)
+        covered = first is not None and needed <= {*first.weights, *module.constant_buffers}
+        self.shared = covered and all(o is first or (o and first and identity(o) == identity(first)) for o in others)
         """Whether one message has all tensors with which the clients predict."""
         layers = {type(part) for part in module.modules() if [*part.parameters(recurse=False)]} - {type(module)}
         files = {layer.__module__.removeprefix("torch.nn.modules.").partition(".")[0] for layer in layers}
@@ -119,12 +119,19 @@ class GroupPredictor:
         limit = batch_size or FORWARD_BATCH[self.module.device.type]
         if self.shared:
             predict: Callable[[Tensor], Tensor] = getattr(self.module, self.name)
-            pool = _joined([*examples.values()], torch.cat)
-            outputs = torch.cat([predict(inputs) for inputs, _ in pool.in_turn(limit)])
-            yield Predictions([*examples], [*map(len, examples.values())], outputs, pool.y)
+            for clients in _divided(examples, lambda some: sum(len(examples[c]) for c in some) <= limit * STACK_ROWS):
+                pool = _joined([examples[client] for client in clients], torch.cat)
+                outputs = torch.cat([predict(inputs) for inputs, _ in pool.in_turn(limit)])
+                yield Predictions(clients, [len(examples[client]) for client in clients], outputs, pool.y)
             return
+
+        def fits(some: Sequence[int]) -> bool:
+            """Return whether clients in descending order of their examples have few, and at most half are padding."""
+            longest = len(examples[some[0]])
+            return len(some) * longest <= limit * STACK_ROWS and longest <= 2 * len(examples[some[-1]])
+
         stackable = [client for client in examples if self.values.get(client) and len(examples[client]) <= limit]
-        for clients in _stacks(stackable, examples, limit * STACK_ROWS):
+        for clients in _divided(sorted(stackable, key=lambda c: (-len(examples[c]), c)), fits):
             yield self._stacked(clients, [examples[client] for client in clients])
 
     def _stacked(self, clients: Sequence[int], parts: Sequence[Examples]) -> Predictions:
@@ -140,17 +147,16 @@ class GroupPredictor:
         return Predictions(clients, sizes, outputs[kept], targets[kept])
 
 
-def _stacks(clients: Sequence[int], examples: Mapping[int, Examples], rows: int) -> Iterator[list[int]]:
-    """Divide clients into stacks with at most `rows` examples, of which at most half are padding."""
-    stack = list[int]()
-    for client in sorted(clients, key=lambda c: (-len(examples[c]), c)):
-        longest = len(examples[stack[0]]) if stack else 0
-        if stack and (2 * len(examples[client]) < longest or (len(stack) + 1) * longest > rows):
-            yield stack
-            stack = []
-        stack.append(client)
-    if stack:
-        yield stack
+def _divided(clients: Iterable[int], fits: Callable[[Sequence[int]], bool]) -> Iterator[list[int]]:
+    """Divide clients into pieces in their order, each as long as it fits, of one at least."""
+    piece = list[int]()
+    for client in clients:
+        if piece and not fits([*piece, client]):
+            yield piece
+            piece = []
+        piece.append(client)
+    if piece:
+        yield piece
 
 
 def _joined(parts: Sequence[Examples], join: Callable[[list[Tensor]], Tensor]) -> Examples:

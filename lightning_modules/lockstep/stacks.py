@@ -15,7 +15,7 @@ a CPU, a client with convolutions is a stack of its own: more are not faster, an
 MAX_STACK, MIN_STACKS, SMALL_BYTES = 64, 16, 2**18
 """On a CPU, stacks of models with fewer bytes of weights have up to `MAX_STACK` clients that take part in a round, if
 there are so many that these are at least `MIN_STACKS` stacks."""
-MAX_GROUP, MIN_GROUPS = 32, 16
+MAX_GROUP, MIN_GROUPS = 32, 64
 """Clients of a group for evaluation at most, and groups at least, where clients do not train in stacks."""
 
 

@@ -17,7 +17,7 @@ from pflsim.analysis.comparison import Comparison, Row, both_ways
 from pflsim.analysis.differences import values_of
 from pflsim.analysis.groups import Group
 from pflsim.analysis.runs import Run
-from pflsim.analysis.verdict import fixed
+from pflsim.display.metrics import fixed
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -10,15 +10,15 @@ from typing import Any
 from pflsim.analysis.differences import ALPHA, Difference, Family, family, identical, values_of
 from pflsim.analysis.groups import Group, check_comparable, check_evaluation, group_runs
 from pflsim.analysis.runs import Run
-from pflsim.analysis.verdict import scale_of, sentences
+from pflsim.analysis.verdict import sentences
 from pflsim.config.names import nearest
+from pflsim.display.formats import CHOSEN, Choice
+from pflsim.display.identity import Identity, identity
+from pflsim.display.metrics import scale_of
 from pflsim.errors import SettingsError
 from pflsim.progress import counted
 from pflsim.records.evaluation import Scope
 from pflsim.records.history import RoundMetrics, Traffic
-from pflsim.records.summary import Choice
-from pflsim.terminal.formats import CHOSEN
-from pflsim.terminal.identity import Identity, identity
 from pflsim.types import ModelKind
 
 STATS = ("mean", "weighted_mean", "worst_decile", "median", "best_decile", "std")

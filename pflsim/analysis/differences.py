@@ -15,9 +15,9 @@ import numpy as np
 
 from pflsim.analysis.groups import Group
 from pflsim.analysis.runs import Run
+from pflsim.display.formats import Choice
 from pflsim.errors import SettingsError
 from pflsim.records.evaluation import grouped
-from pflsim.records.summary import Choice
 
 if TYPE_CHECKING:
     from pandas import DataFrame

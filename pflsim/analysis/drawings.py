@@ -13,21 +13,18 @@ import numpy as np
 from pflsim.analysis.charts import Against, client_table, curve, limits_of, log_axis
 from pflsim.analysis.comparison import Comparison, Row, best_first, frontier
 from pflsim.analysis.differences import Difference, Level
-from pflsim.analysis.forest import NOT_CLEAR
 from pflsim.analysis.tables import Table, title
-from pflsim.analysis.verdict import points, rounded, scale_of
 from pflsim.config.names import listed
+from pflsim.display.formats import CHOSEN, format_bytes, in_text
+from pflsim.display.identity import DASHES, MARKS, NOT_CLEAR, Identity
+from pflsim.display.metrics import points, rounded, scale_of
 from pflsim.records.evaluation import grouped
-from pflsim.terminal.formats import CHOSEN, format_bytes, in_text
-from pflsim.terminal.identity import MARKS, Identity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 INK, CONTEXT, GRID, GREY = "#16181d", "#8c939f", "#ebedf0", NOT_CLEAR["light"]
-MARKERS: dict[str, str] = dict(zip(MARKS, "osD^v<>ph*PX", strict=True))
-LINES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
 HEIGHT = 2.8
 """Greatest height of a single panel in inches."""
 ONE_AXIS = 6
@@ -153,7 +150,7 @@ def mark_of(who: Identity, level: Level | None, size: float) -> dict[str, Any]:
     colour = who.light
     face = "white" if level == "on these clients only" else colour
     looks = {"markerfacecolor": face, "markeredgecolor": colour, "markersize": size, "zorder": 3}
-    return {"marker": MARKERS[who.mark], "linestyle": "", **looks}
+    return {"marker": MARKS[who.mark][1], "linestyle": "", **looks}
 
 
 def _text(axes: Axes, text: str, at: Any, move: tuple[float, float], side: Any, **looks: Any) -> None:
@@ -203,7 +200,7 @@ def draw_curves(comparison: Comparison, style: Style, against: Against = "rounds
         figure = new_figure(style, style.column, min(style.column * 0.7, HEIGHT))
         axes = figure.add_subplot(xlabel=name, ylabel=f"test {in_text(comparison.primary)}", axisbelow=True)
         for row in found:
-            draw(axes, row, LINES[row.who.dash])
+            draw(axes, row, DASHES[row.who.dash])
         axes.grid(axis="y", color=GRID)
         figure.draw_without_rendering()  # the labels need the limits and the height
         _names_at_ends(axes, [(own.mean[-1], own.x[-1], row) for row, (_, own) in found.items()], style.labels)

@@ -6,15 +6,9 @@ from rich.text import Text
 
 from pflsim.analysis.charts import limits_of
 from pflsim.analysis.comparison import Comparison, Row
-from pflsim.analysis.verdict import points, rounded, scale_of
-from pflsim.terminal.formats import flowed
-
-NOT_CLEAR = {"light": "#868d99", "dark": "#828a97"}
-GLYPHS = {
-    "circle": "●", "square": "■", "diamond": "◆", "up": "▲", "down": "▼", "left": "◄", "right": "►", "pentagon": "◉",
-    "hexagon": "◈", "star": "★", "plus": "╬", "cross": "╳",
-}  # fmt: skip
-"""Marks as characters that take one cell of a terminal."""
+from pflsim.display.formats import flowed
+from pflsim.display.identity import MARKS, NOT_CLEAR
+from pflsim.display.metrics import points, rounded, scale_of
 
 
 def as_text(comparison: Comparison, lines: Sequence[Row], width: int, page: str = "dark") -> Text:
@@ -60,7 +54,7 @@ def as_text(comparison: Comparison, lines: Sequence[Row], width: int, page: str 
         for place in range(start, end + 1):
             found[place] = "┼" if place == zero else "─"
         found[0], found[-1] = "◂" if first < low else found[0], "▸" if last > high else found[-1]
-        mark = {"on these clients only": "○", "not clear": "◦"}.get(d.level if d else "", GLYPHS[line.who.mark])
+        mark = {"on these clients only": "○", "not clear": "◦"}.get(d.level if d else "", MARKS[line.who.mark][0])
         beyond = 1 if mean < low else columns - 2 if mean > high else None  # beside the arrow
         found[min(max(column(mean), start), end) if beyond is None else beyond] = mark
         return "".join(found), found[zero] != "│"

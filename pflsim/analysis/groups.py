@@ -7,8 +7,8 @@ from typing import Any
 
 from pflsim.analysis.runs import Run, distinguishes, run_settings
 from pflsim.config.names import written
+from pflsim.display.identity import identity
 from pflsim.errors import SettingsError
-from pflsim.terminal.identity import identity
 
 FEDERATION = ("data", "shift", "partition", "split", "clients")
 """Settings that determine, with the seed, every client's examples. If groups share a seed, the hash decides."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from pflsim.analysis.comparison import Comparison
 from pflsim.config.names import written
-from pflsim.terminal.formats import plural
+from pflsim.display.formats import plural
 
 ACRONYMS = re.compile("cifar|(e|fe)?mnist|svhn|usps")
 RULES = {

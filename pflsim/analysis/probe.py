@@ -16,13 +16,13 @@ from pflsim.analysis.headings import heading
 from pflsim.analysis.report.charts import Benchmark
 from pflsim.analysis.report.page import environment
 from pflsim.analysis.runs import Run
-from pflsim.analysis.verdict import points, scale_of
 from pflsim.config.names import listed
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition, shard
+from pflsim.display.identity import identity
+from pflsim.display.metrics import points, scale_of
 from pflsim.records.evaluation import grouped
 from pflsim.records.history import validation_scores
-from pflsim.terminal.identity import identity
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, cast
 from pflsim.config.components import COMPONENTS
 from pflsim.config.names import nearest
 from pflsim.config.settings import Settings, dotted
+from pflsim.display.formats import Choice
 from pflsim.errors import SettingsError, reading
 from pflsim.records.environment import read_environment, read_sessions
 from pflsim.records.evaluation import Evaluation, Scope, evaluation
@@ -23,7 +24,7 @@ from pflsim.records.folder import CONFIG, report_death
 from pflsim.records.history import RoundMetrics, Traffic, read_history, to_line
 from pflsim.records.older_settings import saved_config
 from pflsim.records.per_client import COLUMNS, PER_CLIENT
-from pflsim.records.summary import Choice, SummaryFile, chosen_round
+from pflsim.records.summary import SummaryFile, chosen_round
 from pflsim.seeding import cohort
 from pflsim.types import SPLITS, EvalPhase, EvalRow, ModelKind
 
@@ -41,8 +42,8 @@ IGNORED = (
     "progress", "sweep",
     "eval.batch_size", "eval.received", "eval.metrics",
 )  # fmt: skip
-"""Settings that two runs of one experiment may differ in: the seed, names and paths, the executor, its placement and the
-size of stacks (which change at most the last bits of a result), and what is recorded."""
+"""Settings that two runs of one experiment may differ in: the seed, names and paths, the executor, its placement and
+the size of stacks (which change at most the last bits of a result), and what is recorded."""
 
 SETS: dict[str, EvalPhase] = {"new_received": "received", "new_trained": "trained"}
 """What clients that join after the last round can be judged on: the model as received, and after local training."""

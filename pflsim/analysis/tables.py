@@ -22,12 +22,12 @@ from pflsim.analysis.differences import Difference, Family
 from pflsim.analysis.forest import as_text
 from pflsim.analysis.headings import about
 from pflsim.analysis.runs import incomplete, run_settings
-from pflsim.analysis.verdict import fixed, over_benchmarks, points, rounded, scale_of, steady
+from pflsim.analysis.verdict import over_benchmarks
 from pflsim.config.names import listed, written
 from pflsim.data.splits import copies_labels
+from pflsim.display.formats import CHOSEN, NONE, byte_unit, in_text, who_is_evaluated, wrapped
+from pflsim.display.metrics import fixed, points, rounded, scale_of, steady
 from pflsim.errors import SettingsError
-from pflsim.records.summary import who_is_evaluated
-from pflsim.terminal.formats import CHOSEN, NONE, byte_unit, in_text, wrapped
 
 if TYPE_CHECKING:
     from pandas import DataFrame

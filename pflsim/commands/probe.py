@@ -24,12 +24,12 @@ from pflsim.data.dataset import Dataset
 from pflsim.data.federate import load_federation
 from pflsim.data.federated import Partition
 from pflsim.data.splits import copies_labels
+from pflsim.display.formats import wrapped
+from pflsim.display.identity import identity
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
 from pflsim.records.files import read_json, write_atomically
 from pflsim.records.folder import read_summary
-from pflsim.terminal.formats import wrapped
-from pflsim.terminal.identity import identity
 from pflsim.terminal.sweep_table import SweepTable
 
 EXAMPLES = "example:\n  {program} probe data=table data.path=visits.csv data.label=readmitted data.client=hospital\n"

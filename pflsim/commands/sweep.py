@@ -16,10 +16,10 @@ from pflsim.config.components import names_client_only
 from pflsim.config.compose import Composition, run_settings, to_settings
 from pflsim.config.names import written
 from pflsim.config.settings import Settings
+from pflsim.display.identity import identity
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
 from pflsim.progress import counted, doing
-from pflsim.terminal.identity import identity
 from pflsim.terminal.status import watching, write_status
 
 if TYPE_CHECKING:

@@ -125,8 +125,8 @@ def _tables(study: Study, runs: Sequence[Path]) -> list[str]:
     from pflsim.analysis.runs import read_run
     from pflsim.analysis.tables import Table, drawn, render
     from pflsim.commands.tune_study import settings_text
-    from pflsim.terminal.formats import in_text
-    from pflsim.terminal.identity import identity
+    from pflsim.display.formats import in_text
+    from pflsim.display.identity import identity
 
     edged = list[str]()
     rows, failures, found = list[tuple[str, ...]](), list[str](), [read_run(path) for path in runs]

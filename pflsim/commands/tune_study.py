@@ -18,12 +18,12 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from pflsim.config.compose import Several, composed, to_settings
 from pflsim.config.names import written
 from pflsim.config.settings import Settings, dotted
+from pflsim.display.formats import in_text
 from pflsim.errors import SettingsError
 from pflsim.records.files import keys, read_json, write_atomically
 from pflsim.records.folder import LOCK
 from pflsim.records.older_settings import with_older
 from pflsim.records.saved_settings import fixed_settings
-from pflsim.terminal.formats import in_text
 
 STUDY, JOURNAL = "tuned.json", "optuna.journal"
 FAILED = -1e9

@@ -42,10 +42,10 @@ def started_as(script: str) -> str | None:
     return next((command for end, command in COMMANDS.items() if parts[-len(end) :] == end), None)
 
 
-def shortened(value: object, most: int = 80) -> str:
+def shortened(value: object) -> str:
     """Return a value for a message, as YAML writes it; a long one loses its middle."""
     text = {"None": "null", "True": "true", "False": "false"}.get(repr(value), repr(value))
-    return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 4 :]}"
+    return text if len(text) <= 80 else f"{text[:40]}...{text[-20:]}"
 
 
 def some(words: Iterable[object], most: int = 3) -> str:
@@ -78,21 +78,21 @@ def pasted(key: str, value: object) -> str:
     return shlex.quote(text) if re.search(r"[^\w./:+=,\[\]-]", text) else text
 
 
-def listed(words: Sequence[str], last: str = "and") -> str:
+def listed(words: Sequence[str]) -> str:
     """Join words: `a`, `a and b`, `a, b and c`."""
-    return f" {last} ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
-def close_to(name: str, valid: Iterable[str], count: int = 3) -> list[str]:
-    """Return the valid names most similar to a name, best first; [] if there are none.
+def close_to(name: str, valid: Iterable[str]) -> list[str]:
+    """Return at most three valid names that are most similar to a name, best first; [] if there are none.
 
     Their last parts are compared, so `alpha` is similar to `method.alpha`.
     """
     last, ends = name.rpartition(".")[2], dict[str, list[str]]()
     for known in sorted(set(valid), key=lambda known: (known.partition(".")[0] != name.partition(".")[0], known)):
         ends.setdefault(known.rpartition(".")[2], []).append(known)
-    near = [MEANT[last]] if last in MEANT else dict.fromkeys([last, *get_close_matches(last, ends, n=count)])
-    return [known for end in near for known in ends.get(end, [])][:count]
+    near = [MEANT[last]] if last in MEANT else dict.fromkeys([last, *get_close_matches(last, ends)])
+    return [known for end in near for known in ends.get(end, [])][:3]
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

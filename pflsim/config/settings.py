@@ -238,7 +238,7 @@ class Settings:
     lockstep: bool | Literal["auto"] = "auto"
     """Train clients of one architecture as a stack: true, false or auto; results differ by rounding only."""
     lockstep_clients: Count | None = None
-    """Clients per stack; null: about 5 on a CPU (1 with convolutions), 64 on a GPU."""
+    """Clients per stack; null: 5 on a CPU (1 with convolutions, up to 64 of a small model), 64 on a GPU."""
     head: str | None = None
     """Module of an own model that is its head, for example classifier.2; null: its last linear layer."""
     pretrained: Pretrained = field(default_factory=Pretrained)

@@ -157,12 +157,18 @@ def to_containers(value: object) -> Any:
     raise TypeError(f"unexpected {type(value)} in a state; expected {expected}")
 
 
+def to_bytes(content: object) -> bytes:
+    """Return what `torch.save` writes to a file."""
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
 def _save(path: Path, content: object) -> str:
     """Write containers to a new file, and return the file's SHA-256."""
-    buffer = io.BytesIO()  # given a file, torch.save would replace the error of a full disk by a less specific one
-    torch.save(content, buffer)
-    write_atomically(path, buffer.getbuffer())
-    return hashlib.sha256(buffer.getbuffer()).hexdigest()
+    data = to_bytes(content)  # given a file, torch.save would replace the error of a full disk by a less specific one
+    write_atomically(path, data)
+    return hashlib.sha256(data).hexdigest()
 
 
 def _remove_old(folder: Path, newest: int, keep: int) -> None:

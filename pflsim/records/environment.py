@@ -117,10 +117,10 @@ def gpu_names(root: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
     return [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
 
 
-def gpu_software(driver: Path = Path("/sys/module/nvidia/version")) -> dict[str, object]:
+def gpu_software() -> dict[str, object]:
     """Return the versions of driver, CUDA and cuDNN; empty without a driver."""
     try:
-        found: dict[str, object] = {"driver": driver.read_text().strip()}
+        found: dict[str, object] = {"driver": Path("/sys/module/nvidia/version").read_text().strip()}
     except OSError:
         return {}
     if torch := sys.modules.get("torch"):

@@ -13,7 +13,7 @@ from pflsim.errors import reading
 FORM = "a file that a run has written"
 
 
-def write_atomically(path: Path, content: str | bytes | memoryview) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a temporary file in the same folder, fsync it, and rename it to `path`."""
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("wb") as file:

@@ -117,9 +117,7 @@ def from_line(line: str) -> RoundMetrics:
     """
     found = json.loads(line, object_hook=lambda each: {k: math.nan if v is None else v for k, v in each.items()})
     valid(Line, found)
-    given: dict[str, Any] = found.pop("measures", {})
-    listed: Any = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
-    measures = Measures(**listed)
+    measures = valid(Measures, found.pop("measures", {}))
     evaluations = {
         Scope(cast(ModelKind, model), cast(Split, split), cast(EvalPhase, phase)): Evaluation.of(stats, measures)
         for model, splits in found.pop("accuracy", found.pop("evaluation", {})).items()

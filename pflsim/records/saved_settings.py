@@ -32,7 +32,7 @@ FIXED_PLACEMENT = ("placement.threads", "placement.device", "placement.server_de
 """Exceptions from `CHANGEABLE`: settings that may change the last bits of a result."""
 
 
-def run_folder(asked: str, root: Path = Path("runs")) -> Path:
+def run_folder(asked: str) -> Path:
     """Return the folder of the run that `resume=` names: a folder, `last`, or a URL, which is downloaded.
 
     Raises:
@@ -41,8 +41,8 @@ def run_folder(asked: str, root: Path = Path("runs")) -> Path:
     if is_url(asked):
         from pflsim.records.remote import download
 
-        return download(asked, root)
-    folder = last_run(root) if asked == "last" else Path(os.path.expanduser(asked))
+        return download(asked)
+    folder = last_run() if asked == "last" else Path(os.path.expanduser(asked))
     if not (folder / CONFIG).is_file():
         what = f"{folder} is not a run folder, because {CONFIG} is missing" if folder.is_dir() else "no such folder"
         raise SettingsError(f"resume={asked}: {what}; expected a run folder, a URL or last")

@@ -4,18 +4,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, NotRequired, get_args
+from typing import Any, NotRequired, get_args
 
+from pflsim.display.formats import Choice
 from pflsim.records.evaluation import Evaluation, Measures, Scope, Stats, evaluation
 from pflsim.records.files import keys, write_atomically
 from pflsim.records.history import RoundMetrics, Traffic, finite, stalled_since, validation_scores
 from pflsim.types import EvalPhase, EvalRow, ModelKind, NewcomerRecord, Precision, TaskName
-
-Choice = Literal["last", "best_val", "best_test_oracle"]
-"""How to choose the round whose results are reported: the last evaluated one; the first one with the best mean of the
-primary metric on validation data; or, as in the papers' tables, on test data. The last of these is chosen by the test
-data, so it is optimistically biased; do not use it as the main result."""
-
 
 SummaryFile = keys({
     "complete": bool, "method": str, "data": str, "partition": str, "model": str, "clients": int, "rounds": int,
@@ -26,12 +21,6 @@ SummaryFile = keys({
     "newcomers": NotRequired[Mapping[str, Any]], "primary": NotRequired[keys({"name": str, "higher_is_better": bool})],
 })  # fmt: skip
 """The keys of summary.json that are read back."""
-
-
-def who_is_evaluated(clients: str) -> str:
-    """Return words for what a summary says in `accuracy_of.clients`."""
-    known = {"all": "all clients", "participants": "the participants of the round", "newcomers": "the new clients"}
-    return known.get(clients, f"{clients} clients chosen by the seed")
 
 
 @dataclass(frozen=True, slots=True)

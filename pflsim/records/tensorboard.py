@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from pflsim.records.evaluation import Scope, rows_by_scope
-from pflsim.records.heatmaps import by_kind, draw_heatmaps, drawing
+from pflsim.display.pictures import draw_heatmaps, drawing
+from pflsim.records.evaluation import Scope, grouped, rows_by_scope
 from pflsim.records.scalars import best_tag
 from pflsim.records.trace import RoundMatrices
 from pflsim.types import RoundRecord
@@ -86,7 +86,7 @@ class TensorBoard:
             return
         try:
             with drawing():
-                for kind, matrices in by_kind(found.matrices).items():
+                for kind, matrices in grouped((m.name.partition("/")[0], m) for m in found.matrices).items():
                     figure = draw_heatmaps(matrices, f"{matrices[0].title}, round {found.round}")
                     self._writer.add_figure(f"diagnostics/{kind}", figure, found.round)
         except Exception as error:  # a failed drawing must not end the run

@@ -17,10 +17,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from pflsim.errors import SettingsError
+from pflsim.errors import reading
 from pflsim.messages import Message
-from pflsim.records.files import write_atomically
+from pflsim.records.files import FORM, write_atomically
 from pflsim.types import Axis, Matrix, Tensors
 
 DIAGNOSTICS = "diagnostics.safetensors"
@@ -38,13 +39,14 @@ def write_trace(
         content: a message, or tensors by name, e.g. `zeta/<unit>` [N, N]. Tensors may be views or share memory.
         header: of the file.
     """
-    tensors = _tensors(content) if isinstance(content, Message) else content
+    tensors = tensors_of(content) if isinstance(content, Message) else content
     path = folder / "trace" / f"round_{round_number:04d}" / f"{name}.safetensors"
     write_tensors(path, tensors, {key: str(value) for key, value in {"round": round_number, **header}.items()})
     return path
 
 
-def _tensors(message: Message) -> Tensors:
+def tensors_of(message: Message) -> dict[str, Tensor]:
+    """Return all tensors of a message, and its numbers as tensors, by their names in a trace."""
     prototypes = {name: getattr(message.prototypes, name) for name in ("means", "counts") if message.prototypes}
     numbers = {name: torch.tensor(x, dtype=torch.float64) for name, x in message.numbers.items()}
     parts = {"weights": message.weights, "prototypes": prototypes, "extra": message.extra, "numbers": numbers}
@@ -94,18 +96,15 @@ def read_matrices(folder: Path) -> RoundMatrices | None:
     Raises:
         SettingsError: the file cannot be read.
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     path = folder / DIAGNOSTICS
     if not path.is_file():
         return None
-    try:
-        with safe_open(path, "numpy") as file:
-            header = file.metadata() or {}
-            numbers = map(str, range(len(header) - 1))
-            return RoundMatrices(int(header["round"]), tuple(_matrix(header[n], file.get_tensor(n)) for n in numbers))
-    except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise SettingsError(f"{path} cannot be read: {str(error).partition(chr(10))[0]}") from error
+    with reading(path, FORM), safe_open(path, "numpy") as file:
+        header = file.metadata() or {}
+        numbers = map(str, range(len(header) - 1))
+        return RoundMatrices(int(header["round"]), tuple(_matrix(header[n], file.get_tensor(n)) for n in numbers))
 
 
 def _matrix(attributes: str, values: np.ndarray) -> Matrix:

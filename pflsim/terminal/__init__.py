@@ -1,1 +1,1 @@
-"""How runs and methods are shown: live displays, results, names, colours and numbers."""
+"""Live displays, results and exit statuses of commands in a terminal."""

@@ -15,11 +15,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from pflsim.display.formats import NONE, WIDTH, flowed, format_bytes, format_seconds, in_text, who_is_evaluated, wrapped
 from pflsim.progress import doing
 from pflsim.records.evaluation import Scope
 from pflsim.records.history import RoundMetrics
-from pflsim.records.summary import RunMeta, Summary, who_is_evaluated
-from pflsim.terminal.formats import NONE, WIDTH, flowed, format_bytes, format_seconds, in_text, wrapped
+from pflsim.records.summary import RunMeta, Summary
 from pflsim.terminal.result import accuracy_table, headline, result_lines, resume_command, tensorboard_command
 from pflsim.terminal.status import Status, sparkline, watching
 from pflsim.types import ModelKind

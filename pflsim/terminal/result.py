@@ -12,12 +12,12 @@ from rich import box
 from rich.table import Table
 
 from pflsim.config.names import program
+from pflsim.display.formats import CHOSEN, NONE, WHEN, format_bytes, format_seconds, in_text, plural, who_is_evaluated
+from pflsim.display.identity import identity
 from pflsim.records.environment import JOB
 from pflsim.records.folder import read_summary
-from pflsim.records.summary import RunMeta, Summary, newcomer_results, who_is_evaluated
+from pflsim.records.summary import RunMeta, Summary, newcomer_results
 from pflsim.seeding import cohort
-from pflsim.terminal.formats import CHOSEN, NONE, WHEN, format_bytes, format_seconds, in_text, plural
-from pflsim.terminal.identity import identity
 from pflsim.types import ModelKind
 
 

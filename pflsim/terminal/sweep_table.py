@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pflsim.terminal.formats import flowed, format_bytes, format_seconds, plural
+from pflsim.display.formats import flowed, format_bytes, format_seconds, plural
 from pflsim.terminal.status import Status, read_status, sparkline, watching
 
 RATE = 2

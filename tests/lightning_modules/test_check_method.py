@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.optim import SGD
 
 from lightning_modules.base import Batch, ClientModule, Terms
@@ -49,6 +50,11 @@ class Infinite(ClientModule):
 class Climbs(ClientModule):
     def objective(self, batch: Batch) -> Terms:
         return {"ce": -super().objective(batch)["ce"]}
+
+
+class Compares(ClientModule):
+    def predict(self, inputs: Tensor) -> Tensor:
+        return super().predict(inputs) - super().predict(inputs).mean(0)
 
 
 class Remembers(ClientModule):
@@ -126,6 +132,7 @@ def making(client: type[ClientModule], rule: ServerRule[Any] | None = None) -> M
         (checks.clients_are_independent, Remembers, None),
         (checks.absent_clients_keep_their_state, Idle, None),
         (checks.evaluation_changes_nothing, Remembers, None),
+        (checks.evaluated_together_as_alone, Compares, None),
         (checks.received_tensors_are_not_written, Writes, None),
         (checks.received_tensors_are_not_written, ClientModule, Keeps()),
         (checks.resumed_equals_straight, Remembers, None),

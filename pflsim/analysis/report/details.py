@@ -23,12 +23,12 @@ from pflsim.analysis.verdict import MAX_NAMES
 from pflsim.config.components import COMPONENTS
 from pflsim.config.names import listed, started_as, written
 from pflsim.config.settings import Settings, dotted
+from pflsim.display.formats import plural
+from pflsim.display.identity import Identity, identity
 from pflsim.records.environment import read_sessions
 from pflsim.records.evaluation import grouped
 from pflsim.records.files import keys, read_json
 from pflsim.records.history import METRICS
-from pflsim.terminal.formats import plural
-from pflsim.terminal.identity import Identity, identity
 
 STUDY = "tuned.json"
 ALWAYS = ("clients", "rounds", "lr", "batch_size", "local_epochs", "local_steps")

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pflsim.analysis.comparison import Row, row, score
 from pflsim.analysis.groups import Group
 from pflsim.config.names import written
-from pflsim.records.summary import Choice
-from pflsim.terminal.identity import identity
+from pflsim.display.formats import Choice
+from pflsim.display.identity import identity
 
 MAX_GROUPS = 6
 """More groups than that, with several of a method, are shown as a grid."""

@@ -21,15 +21,15 @@ from pflsim.analysis.report.details import Study, read_study
 from pflsim.analysis.report.grid import MAX_GROUPS, grid_of
 from pflsim.analysis.runs import Run, read_run
 from pflsim.analysis.tables import as_csv, drawn, numbers, records, remarks, span, tables
-from pflsim.analysis.verdict import decimals_of, fixed, over_benchmarks, points, rounded, scale_of, winners
+from pflsim.analysis.verdict import over_benchmarks, winners
 from pflsim.config.names import listed, written
+from pflsim.display.formats import CHOSEN, NONE, format_bytes, format_seconds, in_text, plural, who_is_evaluated
+from pflsim.display.identity import FAMILIES, Identity, identity
+from pflsim.display.metrics import decimals_of, fixed, points, rounded, scale_of
 from pflsim.errors import SettingsError
 from pflsim.progress import counted
 from pflsim.records.folder import LOG
 from pflsim.records.history import METRICS
-from pflsim.records.summary import who_is_evaluated
-from pflsim.terminal.formats import CHOSEN, NONE, format_bytes, format_seconds, in_text, plural
-from pflsim.terminal.identity import FAMILIES, Identity, identity
 
 if TYPE_CHECKING:
     from jinja2 import Environment

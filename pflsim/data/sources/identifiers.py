@@ -47,14 +47,12 @@ def numbered(names: Series) -> tuple[np.ndarray, tuple[str, ...]]:
 
     The order is that of the numbers, if all names are numbers, else that of the letters.
     """
-    from pandas import factorize
+    from pandas import Categorical
 
-    codes, found = factorize(names)
-    order = sorted(found)
+    order = sorted(names.dropna().unique())
     if all(as_number(name) is not None for name in order):
         order.sort(key=Decimal)
-    places = {name: place for place, name in enumerate(order)}
-    return np.array([*map(places.__getitem__, found), -1], np.int64)[codes], tuple(order)
+    return Categorical(names, order).codes.astype(np.int64), tuple(order)
 
 
 def label_cells(column: Series, missing: Missing, declared: bool) -> Series:

@@ -15,9 +15,8 @@ from pflsim.config.settings import Count
 from pflsim.data.dataset import Card, Dataset
 from pflsim.data.federated import Partition
 from pflsim.data.sources.cells import names_of_cells, numbers_of_cells, without
-from pflsim.data.sources.columns import Column, check_inputs, columns_of, doubts
+from pflsim.data.sources.columns import Column, card_of, check_inputs, columns_of, doubts
 from pflsim.data.sources.frames import Rows, Source, check_columns, defaults_of, dumped, given_as, read_rows
-from pflsim.data.sources.table_card import card_of
 from pflsim.errors import SettingsError, reading
 
 if TYPE_CHECKING:

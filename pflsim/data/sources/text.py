@@ -15,8 +15,8 @@ import numpy as np
 from pflsim.config.settings import Count
 from pflsim.data.dataset import MAX_TOKENS, Dataset
 from pflsim.data.federated import Partition
+from pflsim.data.sources.columns import card_of
 from pflsim.data.sources.frames import Source, check_columns, defaults_of, dumped, read_rows
-from pflsim.data.sources.table_card import card_of
 from pflsim.errors import reading
 
 UNKNOWN = 1

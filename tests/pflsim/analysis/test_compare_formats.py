@@ -10,7 +10,7 @@ from pflsim.analysis.comparison import Comparison, compare, compare_sets
 from pflsim.analysis.groups import group_runs
 from pflsim.analysis.runs import Run
 from pflsim.analysis.tables import Format, Table, as_csv, drawn, render
-from pflsim.records.summary import Choice
+from pflsim.display.formats import Choice
 
 pytestmark = pytest.mark.slow
 

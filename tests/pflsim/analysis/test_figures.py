@@ -14,11 +14,10 @@ from pflsim.analysis.charts import curve
 from pflsim.analysis.comparison import Comparison, best_first, compare, frontier
 from pflsim.analysis.drawings import DRAWN
 from pflsim.analysis.figures import all_figures
-from pflsim.analysis.forest import NOT_CLEAR
 from pflsim.analysis.groups import group_runs
 from pflsim.cli import main
+from pflsim.display.identity import NOT_CLEAR, identity
 from pflsim.errors import SettingsError
-from pflsim.terminal.identity import identity
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,7 @@ from pflsim.analysis.forest import as_text
 from pflsim.analysis.groups import group_runs
 from pflsim.analysis.report.charts import Benchmark, overall
 from pflsim.cli import main
-from pflsim.terminal.identity import identity
+from pflsim.display.identity import identity
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ import pytest
 
 from pflsim.analysis.differences import Difference, Family, SeedTest
 from pflsim.analysis.groups import Group
-from pflsim.analysis.verdict import over_benchmarks, rounded, sentences, signed, steady, winners
+from pflsim.analysis.verdict import over_benchmarks, sentences, winners
 
 ERRORS = {"clear": 0.06, "only": 0.46, "not": 0.46}
 """Standard errors over seeds, as parts of the mean."""
@@ -135,34 +135,6 @@ def test_a_metric_of_which_lower_is_better() -> None:
     assert "a has the lowest RMSE: 0.599, 0.101 below" in said(
         {"a": (-0.101, "not")}, metric="rmse", higher=False, seeds=1
     )
-
-
-def test_numbers_have_the_digits_of_their_size() -> None:
-    assert [rounded(x) for x in (0.0, 0.4464, 2.7461, 72.0154, 230.4171, 12345.6, 445387993.0)] == [
-        "0.000", "0.446", "2.746", "72.02", "230.4", "12346", "4.45e8"
-    ]  # fmt: skip
-    assert [signed(x) for x in (158.402, -0.446, -1.2345e6, 0.0, None)] == [
-        "+158.4", "−0.446", "−1.23e6", "0.000", "—"
-    ]  # fmt: skip
-    assert [signed(x, 1) for x in (0.04, -0.004, 24.6, 0.0)] == ["+0.04", "−0.004", "+24.6", "0.0"]
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "decimals", "text"),
-    [
-        (0.0414, 0.0538, 1, "[+4.1, +5.4]"),
-        (0.0414, 0.0738, 1, "[+4, +7]"),
-        (-0.0731, 0.0004, 1, "[−7, +0]"),  # the side of 0 stays
-        (0.00003, 0.00008, 1, "[+0.003, +0.008]"),
-        (0.01, 0.01, 1, "[+1.0, +1.0]"),
-        (-0.0863, -0.0723, None, "[−8.6, −7.2]"),
-        (12.344, 98.765, None, "[+1000, +10000]"),
-    ],
-)
-def test_digits_that_do_not_depend_on_the_seed_of_the_bootstrap(
-    low: float, high: float, decimals: int | None, text: str
-) -> None:
-    assert steady(low, high, 100, decimals) == text
 
 
 def test_clear_winners_are_counted_in_each_benchmark() -> None:

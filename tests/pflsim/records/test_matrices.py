@@ -1,4 +1,4 @@
-"""Matrices on the disk and as pictures."""
+"""Matrices on the disk and in TensorBoard."""
 
 import json
 import struct

@@ -6,8 +6,13 @@ from functools import cache
 from hashlib import blake2b
 from importlib.resources import files
 
-MARKS = ("circle", "square", "diamond", "up", "down", "left", "right", "pentagon", "hexagon", "star", "plus", "cross")
-DASHES = ("solid", "dash", "dot", "dashdot")
+MARKS = {
+    "circle": "●o", "square": "■s", "diamond": "◆D", "up": "▲^", "down": "▼v", "left": "◄<",
+    "right": "►>", "pentagon": "◉p", "hexagon": "◈h", "star": "★*", "plus": "╬P", "cross": "╳X",
+}  # fmt: skip
+"""Each mark as a character that takes one cell of a terminal, and as matplotlib's marker."""
+DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
+"""Matplotlib's name of each line style."""
 FAMILIES = {
     "reference": "References",
     "fusion": "Mixtures per client",
@@ -21,6 +26,8 @@ FAMILIES = {
 """The families' names for readers, in the order of pages."""
 OWN = (("#384800", "#dcea92"), ("#596a18", "#aebe68"), ("#80903e", "#839340"))
 """Colours, on light and on dark pages, of methods that `identity.csv` does not list."""
+NOT_CLEAR = {"light": "#868d99", "dark": "#828a97"}
+"""Colours of differences that are not clear."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +55,7 @@ class Identity:
 @cache
 def listed_identities() -> dict[str, Identity]:
     """Return the rows of `identity.csv` by name. New methods are appended; no row changes."""
-    text = (files("pflsim.terminal") / "identity.csv").read_text(encoding="utf-8")
+    text = (files("pflsim.display") / "identity.csv").read_text(encoding="utf-8")
     return {row["name"]: Identity(**row) for row in csv.DictReader(text.splitlines())}
 
 
@@ -64,5 +71,5 @@ def identity(method: str) -> Identity:
     number = int.from_bytes(blake2b(method.encode(), digest_size=8).digest(), "big")
     light, dark = OWN[number % len(OWN)]
     parts = (known[part].display if part in known else part.rpartition(".")[2] for part in method.split("+"))
-    mark, dash = MARKS[number // len(OWN) % len(MARKS)], DASHES[number % len(OWN)]
+    mark, dash = [*MARKS][number // len(OWN) % len(MARKS)], [*DASHES][number % len(OWN)]
     return Identity(method, "+".join(parts), "own", light, dark, mark, dash)

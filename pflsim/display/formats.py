@@ -1,15 +1,14 @@
-"""Formats bytes, durations, and counts."""
-
-from __future__ import annotations
+"""Formats of bytes, durations and counts, and the names of metrics, chosen rounds and phases."""
 
 import shutil
 from collections.abc import Iterable
 from textwrap import fill, wrap
-from typing import TYPE_CHECKING
+from typing import Literal
 
-if TYPE_CHECKING:
-    from pflsim.records.summary import Choice
-
+Choice = Literal["last", "best_val", "best_test_oracle"]
+"""How to choose the round whose results are reported: the last evaluated one; the first one with the best mean of the
+primary metric on validation data; or, as in the papers' tables, on test data. The last of these is chosen by the test
+data, so it is optimistically biased; do not use it as the main result."""
 UNITS = (("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12))
 ACRONYMS = {"auroc", "ece", "mae", "nll", "rmse"}
 NONE = "—"
@@ -26,16 +25,16 @@ WHEN = {"trained": "after local training", "received": "as received from the ser
 """The point in a round at which a model is evaluated, by phase."""
 
 
-def byte_unit(largest: float) -> tuple[str, float]:
-    """Return the name and size of the smallest unit that writes `largest` bytes with at most four digits."""
-    return next((unit for unit in UNITS if largest / unit[1] < 9999.5), UNITS[-1])
+def byte_unit(largest: float, below: float = 9999.5) -> tuple[str, float]:
+    """Return the name and size of the smallest unit that writes `largest` bytes as a number below this one."""
+    return next((unit for unit in UNITS if largest / unit[1] < below), UNITS[-1])
 
 
 def format_bytes(count: float) -> str:
     """Format bytes with three digits and a decimal unit, e.g. "1.20 MB"."""
     if count < 999.5:
         return f"{count:.0f} B"
-    unit, size = next((unit for unit in UNITS if count / unit[1] < 999.5), UNITS[-1])
+    unit, size = byte_unit(count, 999.5)
     count /= size
     return f"{count:.{2 if count < 9.995 else 1 if count < 99.95 else 0}f} {unit}"
 
@@ -56,6 +55,12 @@ def format_seconds(seconds: float) -> str:
 def in_text(metric: str) -> str:
     """Return a metric's name as it is written in text: `worst decile`, `RMSE`."""
     return metric.upper() if metric in ACRONYMS else metric.replace("_", " ")
+
+
+def who_is_evaluated(clients: str) -> str:
+    """Return words for what a summary says in `accuracy_of.clients`."""
+    known = {"all": "all clients", "participants": "the participants of the round", "newcomers": "the new clients"}
+    return known.get(clients, f"{clients} clients chosen by the seed")
 
 
 def plural(count: int, name: str) -> str:
