@@ -24,6 +24,15 @@ def held(module: Module, value: float) -> Module:
     return module
 
 
+def test_not_in_the_state() -> None:
+    module = Module()
+    before = list(module.state_dict())
+    held(module, 1.0)
+    assert list(module.state_dict()) == before
+    module.load_state_dict(Module().state_dict())
+    assert all(not a.requires_grad for _, a in module.anchor.pairs(module))
+
+
 def test_holds_copies_and_forgets_what_was_held() -> None:
     module, sent = Module(), torch.zeros(1)
     module.anchor.store({"net.0.bias": torch.zeros(3)})

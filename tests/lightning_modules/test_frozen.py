@@ -1,5 +1,6 @@
 """Frozen parameters: constants that a host holds once, and that are neither trained, sent nor saved with clients."""
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from torch import nn
 
 import pflsim
 from lightning_modules.contract.checks import inline, rounds, states
-from lightning_modules.nets.frozen import frozen
+from lightning_modules.nets.frozen import Frozen, frozen
 from pflsim.config.components import target_of
 from pflsim.errors import SettingsError
 
@@ -89,6 +90,28 @@ def test_training_equals_that_with_buffers_instead(method: str) -> None:
 def test_a_body_without_gradients_trains_in_lockstep_too() -> None:
     args = (*SMALL, f"model={target_of(Unused)}", "head=fc", "method=fedrep")
     torch.testing.assert_close(*(_after(prepared(*args, f"lockstep={way}")) for way in ("false", "true")))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.slow
+def test_a_host_holds_one_copy_in_lockstep_too(method: str) -> None:
+    def copies() -> int:
+        gc.collect()
+        tensors = [t for t in gc.get_objects() if type(t) in (torch.Tensor, nn.Parameter, Frozen)]
+        return len({t.data_ptr() for t in tensors if WIDTH in t.shape and 64 in t.shape and t.device.type == "cpu"})
+
+    before, ends = copies(), []
+    for lockstep in ("false", "true"):
+        made = prepared(*SMALL, f"method={method}", f"model={target_of(Backbone)}", f"lockstep={lockstep}")
+        executor = inline(made)
+        reports = rounds(executor, (1, 2, 3), range(3))
+        assert copies() - before == 1  # that of the host
+        ends.append(states(executor))
+        small = 4 * sum(value.numel() for value in made.factory.build().shared_tensors().values())
+        if method == "fedavg":
+            assert {report.up_bytes for report in reports} == {small} and small == 4 * (8 * WIDTH + 8 + 8 * 10 + 10)
+        del made, executor
+    torch.testing.assert_close(*ends, rtol=1e-4, atol=1e-4)
 
 
 def test_copies_of_the_net_share_them_after_a_conversion() -> None:

@@ -83,6 +83,16 @@ def test_flat_inputs(model: str) -> None:
             make(model, (30,))
 
 
+@pytest.mark.parametrize("model", [f.stem for f in FILES])
+@pytest.mark.slow
+def test_no_draw_after_the_weights(model: str) -> None:
+    net = make(model, MNIST)
+    before = torch.get_rng_state()
+    net(torch.zeros(2, *MNIST))
+    assert net.feature_shape
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize(
     ("model", "shape", "expected"),
     [

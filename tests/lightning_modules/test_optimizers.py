@@ -12,6 +12,7 @@ from torch import nn
 from lightning_modules.base import ClientModule
 from lightning_modules.lockstep.updates import clipped
 from lightning_modules.methods.fedavg import FedAvg
+from lightning_modules.methods.fedrep import FedRep
 from lightning_modules.methods.l2gd import L2GD
 from lightning_modules.methods.local import Local
 from lightning_modules.methods.per_fedavg import PerFedAvg
@@ -91,6 +92,19 @@ def test_kept_states(settings: dict[str, Any], double: None) -> None:
         found = {name: value for name, value in state.items() if name.startswith("net.")}
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
         assert any(not torch.equal(expected[k], v) for k, v in by_torch(w, client, 3, keep=False, **settings).items())
+
+
+@pytest.mark.slow
+def test_kept_states_of_several_phases() -> None:
+    """Head and body have one each; none travels."""
+    training = Training(lr=0.02, batch_size=4, momentum=0.5, optimizer=OptimizerChoice(keep=True))
+    w = world(FedRep, Server(), training=training)
+    executor = w.inline()
+    plain = world(FedRep, Server(), training=Training(lr=0.02, batch_size=4, momentum=0.5)).inline()
+    reports, expected = rounds(executor, 2, 4), rounds(plain, 2, 4)
+    assert [r.up_bytes for r in reports] == [r.up_bytes for r in expected]
+    module = executor.host.modules[0]
+    assert module.kept_optimizers is not None and module.kept_optimizers.used.tolist() == [True, True]
 
 
 def test_kept_states_of_a_schedule_that_depends_on_the_round() -> None:

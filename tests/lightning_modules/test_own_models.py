@@ -364,6 +364,11 @@ def test_what_cannot_train_is_refused_before_the_first_round(mine: str, changes:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.parametrize("target", ["torch.hub.load", "torch.load", "torch.zeros"])
+def test_functions_of_libraries_are_not_called(here: Path, target: str, refused: Callable[..., str]) -> None:
+    refused(*RUN, f"model={target}", "model.repo_or_dir=x", "model.model=x", "model.f=x", "model.shape=3")
+
+
 @pytest.mark.parametrize("method", ["fedrep", "fedproto"])
 @pytest.mark.slow
 def test_an_own_model_is_loaded(mine: str, method: str) -> None:

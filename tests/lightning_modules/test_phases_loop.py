@@ -88,6 +88,15 @@ def test_a_share_of_every_stage() -> None:
     assert all(torch.equal(s[1], whole.seen[at][1]) for s, at in zip(slow.seen, taken, strict=True))
 
 
+def test_phases_that_take_turns_do_the_same_share() -> None:
+    for every, steps in (("batch", 2), ("epoch", 4)):
+        module = Client((Alternate(TURNS, every),))  # type: ignore[arg-type]
+        assert train(module, examples(12), generator(), 0.5)[0] == steps  # two of three batches, of each
+        assert [name for name, *_ in module.seen] == (
+            ["penalty", "ce"] * 2 if every == "batch" else ["penalty"] * 2 + ["ce"] * 2
+        )
+
+
 # Schedules
 
 A, B = Phase("a"), Phase("b")

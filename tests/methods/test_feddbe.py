@@ -14,6 +14,7 @@ from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.feddbe import FedDBE
 from lightning_modules.training import Training
 from pflsim.engine.execution import ReplyTask, Sent
+from pflsim.messages import Message
 from pflsim.seeding import seeded_global
 from pflsim.servers.feddbe import FedDBE as Server
 
@@ -75,3 +76,12 @@ def test_without_replies_in_the_initial_round_there_is_no_global_mean() -> None:
     executor = opened(feddbe().inline(), ())
     assert not executor.server.state.extra
     assert all(set(r.losses) == {"ce"} for r in rounds(executor, 1, 4))
+
+
+def test_newcomers_get_model_and_mean() -> None:
+    w = feddbe()
+    down = w.rule.join(opened(w.inline()).server.state, 9)
+    module = w.factory.build()
+    module.join(Message(weights={k: v + 1 for k, v in down.weights.items()}, extra=down.extra))
+    assert torch.equal(module.means.tensors["target"], down.extra["mean_features"])  # type: ignore[union-attr]
+    assert (module.vector == 0).all()  # type: ignore[operator]

@@ -18,7 +18,7 @@ from lightning_modules.model_checks import check_validation
 from lightning_modules.nets.cnn import Cnn
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
-from pflsim.data.federated import Shard
+from pflsim.data.federated import FORWARD_BATCH, Shard
 from pflsim.engine.execution import TrainTask
 from pflsim.errors import SettingsError
 from pflsim.messages import Message
@@ -235,6 +235,15 @@ def test_running_statistics(buffers: Any) -> None:
     if buffers == "recalibrate":
         module.recalibrate(shard.train)
         assert all(torch.allclose(own(module)[k], mixed[k], atol=1e-6) for k in stats)
+
+
+def test_validation_loss_takes_all_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, shard, trained, _ = setting()
+    whole = mean_loss(module.net, shard.train)
+    with monkeypatch.context() as some:
+        some.setitem(FORWARD_BATCH, "cpu", 3)
+        assert mean_loss(module.net, shard.train) == pytest.approx(whole, rel=1e-5)
+    assert mean_loss(module.net, shard.val) == pytest.approx(loss_of(arrays(trained), shard), rel=1e-5)
 
 
 # The server -----------------------------------------------------------------------------------------------------------

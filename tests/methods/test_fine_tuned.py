@@ -19,9 +19,12 @@ from lightning_modules.losses import cross_entropy
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.fedbabu import FedBABU
 from lightning_modules.methods.per_fedavg import PerFedAvg
+from lightning_modules.model_checks import check_batches
 from lightning_modules.phases import Phase
 from lightning_modules.training import Training
 from pflsim.data.federated import Examples, Shard
+from pflsim.engine.execution import EvalRequest
+from pflsim.errors import SettingsError
 from pflsim.messages import Message
 from pflsim.seeding import seeded_global
 from pflsim.servers.fedavg import FedAvg as Server
@@ -237,3 +240,14 @@ def test_evaluated_after_one_step_on_a_copy() -> None:
         evaluates(executor, 2, adapted, "personal received")
         evaluates(executor, 2, lambda client, x: scores(common, x), "global received")
         assert same(before, states(executor))
+
+
+def test_batch_normalisation_needs_two_examples_in_either_half() -> None:
+    w = world(PerFedAvg, Server(), sizes=(3, 9), model=normed)
+    module = w.factory.build()
+    assert module.smallest_batch == 4 and world(PerFedAvg, Server()).factory.build().smallest_batch == 1
+    with pytest.raises(SettingsError, match="client 0"):
+        check_batches(module, w.partition, 4)
+    executor = world(PerFedAvg, Server(), sizes=(5, 9, 11), training=Training(batch_size=4), model=normed).inline()
+    rounds(executor, 2, 3)
+    executor.evaluate(EvalRequest("personal", "received", (0, 1, 2), ("test",)))

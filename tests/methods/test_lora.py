@@ -85,6 +85,15 @@ def test_two_rounds_by_hand(client: Any, trained: tuple[str, ...], sent: tuple[s
     assert {report.up_bytes for report in reports} == {4 * sum(counts[name] for name in sent)}
 
 
+def test_the_first_step_leaves_a_as_it_is() -> None:
+    executor = world(
+        FedSALoRA, Server(), adjust=ADAPTED["adjust"], training=Training(lr=0.3, batch_size=4, local_steps=1)
+    ).inline()
+    first = executor.factory.build().get_parameter(A)
+    rounds(executor, 1, 4)
+    assert all(torch.equal(state[A], first) and state[B].any() for state in states(executor).values())
+
+
 def test_one_client_of_fedsa_is_local() -> None:
     ends = []
     for client, server in ((FedSALoRA, Server()), (Local, Alone())):

@@ -9,15 +9,17 @@ import pytest
 import support
 import torch
 from by_hand import NAMES, backward, close, examples, features, head_steps, losses, plus, scores, slope, started, values
-from support import ALL, BATCH_NORM, World, after, dropout_mlp, play, run_cohorts, same, states, world
+from support import ALL, BATCH_NORM, World, after, dropout_mlp, play, run_cohorts, same, states, trained_states, world
+from torch import nn
 
 from lightning_modules.methods.fedgh import FedGH
 from lightning_modules.methods.fedproto import FedProto
 from lightning_modules.methods.fedtgp import FedTGP
 from lightning_modules.methods.local import Local
+from lightning_modules.nets.net import Net
 from lightning_modules.prototypes import nearest_scores
 from lightning_modules.training import Training
-from pflsim.engine.execution import EvalRequest
+from pflsim.engine.execution import EvalRequest, TrainTask
 from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.params import load
 from pflsim.seeding import torch_generator
@@ -281,6 +283,24 @@ def test_the_first_round_is_local(model: Any) -> None:
     made, alone = world(FedGH, FedGHServer(), model=model), world(Local, LocalServer(), model=model)
     for count in (1, 2):
         assert same(*(states(run_cohorts(w, [ALL] * count)) for w in (made, alone))) == (count == 1)
+
+
+class NormedHead(Net):
+    """A head with running statistics."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int):
+        body = nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), 5), nn.ReLU())
+        super().__init__(body, nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, classes)), (5,), classes)
+
+
+def test_running_statistics_in_a_head_stay_with_the_client() -> None:
+    executor = run_cohorts(world(FedGH, FedGHServer(), model=NormedHead), [ALL] * 2)
+    sent = executor.server.downlinks([0])[0].weights
+    assert not any("running" in key for key in sent) and "net.head.0.weight" in sent
+    found = [s["net.head.0.running_mean"] for s in states(executor).values()]
+    after = trained_states(executor, executor.run(TrainTask(3), executor.send([0])))
+    assert not torch.equal(found[0], found[1])
+    assert not torch.equal(after[0]["net.head.0.running_mean"], found[0])
 
 
 def test_a_head_moves_no_statistics_of_the_body() -> None:

@@ -1,5 +1,6 @@
 """Clients that raise errors or diverge: every rule for them, in this process and on actors."""
 
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,16 @@ def test_a_gpu_that_fails_ends_a_run_in_this_process(traps: Path, tmp_path: Path
     set_trap(traps, "gpu_train_2_4")
     results = executor.host.run_groups(TrainTask(4), [(1,), (2,), (4,)], executor.send([1, 2, 4]).downlinks)
     assert isinstance(results[1], Reply) and results[2] is results[4] and results[2].group == (2, 4)
+
+
+def test_a_failure_keeps_no_frames(traps: Path) -> None:
+    """They would keep the tensors of the failed attempt until the next one has ended."""
+    executor = inline(endangered(traps))
+    set_trap(traps, "raise_train_2_1")
+    failure = executor.host.run_groups(TrainTask(1), [(2,)], executor.send([2]).downlinks)[2]
+    frames = [frame for frame, _ in traceback.walk_tb(failure.error.__cause__.__traceback__)]
+    assert "before_training" in {frame.f_code.co_name for frame in frames}
+    assert not any(frame.f_locals for frame in frames if frame.f_code.co_name not in ("run_groups", "<lambda>"))
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from lightning_modules.training import Training
 from pflsim.data.federated import Shard, shard
 from pflsim.engine.execution import EvalRequest, TrainTask
 from pflsim.errors import ClientError
-from pflsim.messages import Message, Uplink
+from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.params import BODY, HEAD, snapshot
 from pflsim.servers.fedavg import FedAvg
 from pflsim.types import Tensors
@@ -236,6 +236,19 @@ def test_an_error_says_whose_it_was() -> None:
     run(home, 3, [3], Message(weights=made.federation.initial))
 
 
+def test_messages_arrive_where_the_module_is() -> None:
+    """Shown with the meta device: what a method holds of a message must be on its module's device."""
+    message = Uplink(
+        {"w": torch.ones(2)}, Prototypes(torch.ones(1, 2), torch.ones(1)), {"e": torch.ones(1)}, {"n": 1.0}, 4
+    )
+    moved = message.to(torch.device("meta"))
+    assert isinstance(moved, Uplink) and moved.client == 4 and moved.numbers == {"n": 1.0} and moved.prototypes
+    tensors = [moved.weights["w"], moved.prototypes.means, moved.prototypes.counts, moved.extra["e"]]
+    assert all(tensor.device.type == "meta" for tensor in tensors)
+    assert message.to(torch.device("cpu")) is message
+    assert message.to(torch.device("meta"), extra=False).extra["e"] is message.extra["e"]
+
+
 # The server's home
 
 
@@ -283,3 +296,12 @@ def test_functions_are_called_by_one_thread_before_several(monkeypatch: pytest.M
             with devices.torch_threads(2):
                 pass
     assert called == [1, 1], "once for each precision"
+
+
+def test_a_shared_message_is_copied_to_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[Message] = []
+    monkeypatch.setattr(Message, "to", lambda self, device, extra: (copied.append(self), self)[1])
+    on = host(make())
+    run(on, 1, ALL, Message(snapshot(on.module.state_dict())))
+    evaluate(on, GLOBAL, down=Message(snapshot(on.module.state_dict())))
+    assert len(copied) == 2

@@ -1,5 +1,7 @@
 """Clients that train in lockstep end as they do one by one, method by method, and the same on every placement."""
 
+import math
+from collections import Counter
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -31,6 +33,7 @@ from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.lockstep import compiler
 from lightning_modules.lockstep.batch_schedule import ClientTraining
 from lightning_modules.lockstep.program import Program
+from lightning_modules.lockstep.stack_training import Stack
 from lightning_modules.prepare import PreparedRun, prepare
 from pflsim.data.federated import Examples
 from pflsim.engine.execution import TrainTask
@@ -211,6 +214,13 @@ def test_stragglers_leave_early(method: str, double: None, tmp_path: Path, monke
     assert_equal_to_the_loop(tmp_path, f"method={method}", *SMALL, "local_epochs=2", together=5)
 
 
+@pytest.mark.slow
+def test_stragglers_with_batch_norm_and_momentum(double: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow(monkeypatch)
+    more = ["momentum=0.5", "weight_decay=0.01", "local_steps=9", "method.head_epochs=2"]
+    assert_equal_to_the_loop(tmp_path, "method=fedrep", *NORMED, *more)
+
+
 @pytest.mark.parametrize(
     "method", slow_except(["fedfcd"], ["fedfcd", "fedfomo", "gpfl", "heurpfedla", "l2gd", "pfedpm", "r_pfedpm"])
 )
@@ -227,6 +237,18 @@ def test_clients_of_a_stack_with_different_pasts(method: str, double: None) -> N
         found.append((executor, [report.steps for report in trained.reports]))
     assert found[0][1] == found[1][1]
     assert_close(found[1][0], found[0][0])
+
+
+def test_a_stragglers_steps_are_counted(double: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand: ⌈share · batches⌉ of two epochs, alike in a stack and alone."""
+    slow(monkeypatch)
+    for lockstep in ("true", "false"):
+        made = prepared(*SMALL, "local_epochs=2", f"lockstep={lockstep}")
+        _, records = run(made, tmp_path / lockstep)
+        for report in (report for record in records.records for report in record.reports):
+            batches = 2 * -(-report.num_examples // 8)
+            share = (1.0, 0.4, 0.05)[report.num_examples % 3]
+            assert report.steps == max(1, math.ceil(share * batches))
 
 
 ODD = [*SMALL[:-1], "model.hidden=[7]", "eval.batch_size=1"]
@@ -255,6 +277,21 @@ def test_equal_on_actors(method: str, small: list[str], pool: ActorPool, tmp_pat
         rounds = [(record.evaluations, record.drift) for record in records.records]
         found.append(({**states(executor), "server": executor.server_numbers()}, rounds, records.joined))
     agree(*found)
+
+
+@pytest.mark.parametrize("shards", ["partition=dirichlet", "partition=iid"])
+def test_few_steps_are_taken_alone(shards: str, double: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those with smaller batches whose size fewer than four clients have, once per epoch."""
+    taken: list[int] = []
+    step = Stack._step_alone
+    monkeypatch.setattr(Stack, "_step_alone", lambda self, *given: (taken.append(1), step(self, *given))[1])
+    made = prepared(*STACKED, "clients=12", "lockstep=true", "lockstep_clients=12", shards)
+    made_run, _ = run(made, tmp_path)
+    last = Counter(len(rows) % 8 for rows in made.partition.train)
+    expected = 2 * sum(count for size, count in last.items() if size and count < 4)
+    assert len(taken) == expected < 24
+    widths = {key[-1][0] for lockstep in made_run.host.locksteps.values() for key in lockstep.traces}
+    assert widths <= {12, 8, 4, 2, 1}
 
 
 def test_not_a_number_stays_in_its_row(double: None, tmp_path: Path) -> None:

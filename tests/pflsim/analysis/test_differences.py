@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import scipy.stats
 from pandas import DataFrame
 
 from pflsim.analysis import differences
@@ -23,6 +24,7 @@ from pflsim.analysis.differences import (
     wilcoxon,
 )  # fmt: skip
 from pflsim.analysis.groups import Group
+from pflsim.display.metrics import steady
 
 GROUP = Group("a", "a", {}, ())
 SIGMA = np.sqrt(0.5)
@@ -127,6 +129,24 @@ def test_the_two_way_test_is_on_clients_with_all_seeds() -> None:
     assert interval(alike, True) == pytest.approx(ends, abs=1.5)
 
 
+@pytest.mark.parametrize("same", [False, True])
+def test_another_seed_of_the_bootstrap_changes_the_last_digit_by_one(
+    monkeypatch: pytest.MonkeyPatch, same: bool
+) -> None:
+    rng, drawing = np.random.default_rng(2), scipy.stats.bootstrap
+    shape, printed = (3, 20), list[list[str]]()
+    tables = [rng.normal(size=shape), rng.exponential(size=shape), 1.0 * (rng.normal(size=shape) > 1)]
+    for seed in range(8):
+        monkeypatch.setattr(scipy.stats, "bootstrap", lambda *a, seed=seed, **k: drawing(*a, **{**k, "rng": seed}))
+        texts = [steady(*interval(size * table, same), 1, 3) for table in tables for size in (0.02, 0.03, 0.06)]
+        printed.append([end.strip("[]").replace("−", "-") for text in texts for end in text.split(", ")])
+    for ends in zip(*printed, strict=True):
+        unit = 10.0 ** -len(ends[0].partition(".")[2])
+        values = [float(end) for end in ends]
+        assert max(values) - min(values) < 1.5 * unit, ends
+    assert len(set(printed[0])) > 6
+
+
 @pytest.mark.parametrize(
     ("mean", "test", "low", "high", "p", "level"),
     [
@@ -184,6 +204,19 @@ def test_the_error_rate_of_clear(monkeypatch: pytest.MonkeyPatch, same: bool, me
     for _ in range(400):
         clear += any(level == "clear" for level in levels(studies(rng, (methods, 3, 20), same, rho), same))
     assert clear <= 40
+
+
+@pytest.mark.slow
+def test_how_often_an_effect_is_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a client's standard deviation, one of 40 methods, other clients in each of three seeds."""
+    monkeypatch.setattr(differences, "interval", lambda table, same: (table.mean(),) * 2)
+    monkeypatch.setattr(differences, "client_differences", lambda ours, *_: (ours, 0))
+    rng, found = np.random.default_rng(7), 0
+    for _ in range(400):
+        study = studies(rng, (40, 3, 20), False, 0)
+        study[0] += 0.5
+        found += levels(study, False)[0] == "clear"
+    assert found >= 180
 
 
 def levels(tables: np.ndarray, same: bool) -> list[Level]:

@@ -79,6 +79,27 @@ def page(folder: Path) -> str:
     return report(folder / "*-*")
 
 
+def test_losses_that_are_not_finite(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", [[(3, 10), (4, 10)]] * 3)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["losses"] = {"ce": None, "prox": 1e-9 * 10.0 ** (3 * line["round"])}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "learning" in report(folder)
+
+
+def test_clients_without_test_examples(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", [[(0, 0), (4, 10), (6, 10)]])
+    assert '<td class="num">0.5000</td>' in report(folder)
+
+
+def test_methods_without_a_client_in_common(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", [[(0, 0), (4, 10)]])
+    make_run(tmp_path / "b", [[(6, 10), (0, 0)]], method="local")
+    found = report(tmp_path / "a", tmp_path / "b")
+    assert 'id="cost"' in found and 'id="gains"' not in found and 'href="#gains"' not in found
+
+
 def expected(method: str, seed: int) -> np.ndarray:
     low, best = (12, 1) if method == "local" else (2, 1), (1, 2)[seed]
     return np.sort([n / t for n, t in rights(np.random.default_rng([seed, low[0]]), low[0])[best]])

@@ -15,7 +15,7 @@ from pflsim.data import partitions, splits
 from pflsim.data.content import content_order, partition_hash
 from pflsim.data.dataset import Dataset
 from pflsim.data.federate import federate
-from pflsim.data.federated import class_counts
+from pflsim.data.federated import class_counts, shard
 from pflsim.data.record import write_partition
 from pflsim.data.splits import own_test_counts
 from pflsim.errors import SettingsError
@@ -245,6 +245,13 @@ def test_validation_is_the_share_it_says_and_leaves_a_training_example(validatio
             assert abs(len(val) - validation * n) <= 1
 
 
+def test_validation_is_stratified():
+    data = make(4000, 1000)
+    partition = federate(data, partitions.classes_per_client, partial(splits.official, validation=0.2), 10, 0)
+    train, val = class_counts(data, partition, "train"), class_counts(data, partition, "val")
+    assert (np.abs(val - 0.2 * (train + val)) <= 1).all()
+
+
 @pytest.mark.parametrize(
     ("data", "split", "clients", "says"),
     [
@@ -257,6 +264,15 @@ def test_validation_is_the_share_it_says_and_leaves_a_training_example(validatio
 def test_too_few_examples_are_an_error(data, split, clients, says):
     with pytest.raises(SettingsError, match=says):
         federate(data, partitions.iid, split, clients, 0)
+
+
+def test_a_shard_holds_its_clients_examples():
+    data = make()
+    partition = federate(data, partitions.classes_per_client, splits.official, 5, 0)
+    piece = shard(data, partition, 3)
+    assert piece.num_examples == len(partition.train[3])
+    assert (piece.train.y.numpy() == data.y[partition.train[3]]).all()
+    assert class_counts(data, partition, "test")[3].tolist() == np.bincount(piece.test.y, minlength=10).tolist()
 
 
 def test_record_says_who_holds_what(tmp_path):

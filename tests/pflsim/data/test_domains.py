@@ -130,6 +130,14 @@ def test_names_and_numbers_that_do_not_fit_are_refused(names: list[str | None]) 
         domains.load(sources=[*sources, last])  # type: ignore[list-item]
 
 
+def test_one_hot_targets_and_a_fourth_channel() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 255, (12, 5, 5, 4)).astype(np.uint8), np.eye(3, dtype=np.uint8)[np.arange(12) % 3]
+    np.savez("hot.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    data = domains.load(sources=["hot.npz"], clients=1, size=4)
+    assert data.y[:4].tolist() == [0, 1, 2, 0] and any("channel" in note for note in data.notes)
+
+
 @pytest.mark.parametrize(
     ("words", "names"),
     [

@@ -207,3 +207,16 @@ def test_equal_rows_in_training_and_test_are_counted(
     settings = settings_of("data=digits", "method=fedavg", *words)
     found, _ = load_federation(replace(settings, data={"_target_": "__main__.copies"}))
     assert len(found.notes) == bool(copied) and (f"{copied} of {len(test)}" in " ".join(found.notes)) == bool(copied)
+
+
+@pytest.mark.parametrize(
+    ("y", "label"),
+    [
+        ([0.0, 1.0, 2.0, 0.0], "0 to 2, mean 0.75"),
+        ([7, 9, 7, 7], "2 classes: 7 3, 9 1"),
+        ([[1, 1], [0, 1], [1, 0], [0, 0]], "2 labels: 0 2, 1 2"),
+    ],
+)
+def test_the_card_of_arrays(y: Any, label: str) -> None:
+    card = dict(as_dataset((np.arange(8, dtype=np.float32).reshape(4, 2), np.array(y))).card.lines)
+    assert card["label"] == label and card["inputs"].endswith("0 to 7")

@@ -242,6 +242,13 @@ def test_new_classes_alone_in_the_test_part_are_refused_unless_the_parts_are_joi
     assert len(load_federation(settings_of(*WORDS, "data.test=test.csv", "split=merged"))[1].test) == 3
 
 
+def test_what_only_test_rows_have_is_named() -> None:
+    frame = BASE.assign(sex=["f", "m"] * (N // 2))
+    frame.assign(sex=frame["sex"].str.upper()).to_csv("test.csv", index=False)
+    assert any("sex F, M" in note for note in read(frame, test="test.csv").notes)
+    assert any("labels are -99" in note for note in read(BASE.assign(y=[-99, 1, 2, 1, 2] * (N // 5))).notes)
+
+
 @pytest.mark.parametrize(("separator", "decimal"), [(";", ","), (";", "."), ("\t", "."), (",", ".")])
 @pytest.mark.parametrize(("encoding", "path"), [("utf-8", "t.csv"), ("utf-8-sig", "t.csv"), ("utf-8", "t.csv.gz")])
 def test_separators_and_decimal_marks(separator: str, decimal: str, encoding: str, path: str) -> None:
@@ -315,6 +322,11 @@ def test_doubtful_columns_are_named(values: Any, settings: dict[str, Any], named
 def test_doubtful_labels_are_named(cells: list[Any], named: str) -> None:
     notes = [note for note in read(BASE.assign(y=cells)).notes if "label" in note]
     assert bool(notes) == bool(named) and all(named in note for note in notes)
+
+
+def test_names_of_clients_and_labels_that_differ_in_case_only() -> None:
+    frame = BASE.assign(site=["Bern", "bern", "Chur"] * (N // 3), y=["no", "No"] * (N // 2))
+    assert any("Bern, bern" in note and "No, no" in note and "Chur" not in note for note in read(frame).notes)
 
 
 @pytest.mark.parametrize(

@@ -382,6 +382,18 @@ def test_bytes_are_divided_only_if_some_exceed_1(tmp_path, shape, largest, top, 
     assert npz.load(path=path, standardize=True).x.dtype == np.uint8
 
 
+def test_pictures_of_own_objects(tmp_path):
+    """Sixteen bits are from 0 to 1; they are refused beside bytes, which are from 0 to 255."""
+    deep, flat = (Image.fromarray(np.full((4, 4), value, kind)) for value, kind in ((13107, np.uint16), (51, np.uint8)))
+    assert as_dataset([(deep, 0)]).x == pytest.approx(0.2)
+    with refusing("float32", "uint8"):
+        as_dataset([(deep, 0), (flat, 1)])
+    assert as_dataset([(Image.new("CMYK", (4, 4), (204, 0, 0, 0)), 0)]).x[0, :, 0, 0].tolist() == [51, 255, 255]
+    red = Image.new("RGB", (4, 4), (255, 0, 0)).convert("P")
+    assert as_dataset([(red, 0), (red.convert("PA"), 0)]).x[:, :, 0, 0].tolist() == [[255, 0, 0]] * 2
+    assert as_dataset([(Image.fromarray(np.full((4, 4), 0.7, np.float32)), 0)]).x == pytest.approx(0.7)
+
+
 def leaf(users):
     """LEAF's format: {user: (x rows, labels)}."""
     data = {u: {"x": [list(map(float, row)) for row in x], "y": y} for u, (x, y) in users.items()}
@@ -405,3 +417,10 @@ def test_femnist_knows_its_clients_in_both_parts(tmp_path, place):
     assert data.y.tolist() == [61, 0, 5, 7]
     assert data.clients is not None and data.clients.tolist() == [1, 1, 0, 1]
     assert data.client_names == ("f1", "f2")
+
+
+def test_femnist_values_that_are_no_bytes_stay_floats(tmp_path):
+    x = np.linspace(-1, 1, 784)[None]
+    write_leaf(tmp_path, leaf({"a": (x, [1])}), leaf({"a": (x, [1])}))
+    data = femnist.load(root=str(tmp_path))
+    assert data.x.dtype == np.float32 and data.x[0].ravel() == pytest.approx(x[0])

@@ -148,6 +148,14 @@ def test_downloads_are_torchvisions(tmp_path, monkeypatch):
         assert len(calls) == 4
 
 
+def test_a_damaged_idx_file_ends_with_one_line(tmp_path):
+    raw = tmp_path / "MNIST/raw"
+    write_family(raw, ("train", "t10k"))
+    (raw / "train-images-idx3-ubyte").write_bytes((raw / "train-images-idx3-ubyte").read_bytes()[:-3])
+    with refusing("mnist in ", str(raw)):
+        mnist(root=str(tmp_path))
+
+
 def rows(n, seed=0):
     return np.random.default_rng(seed).integers(0, 256, (n, 3072), dtype=np.uint8)
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from sklearn.datasets import load_breast_cancer, load_wine
 from support import check_loaded, prepared, refusing, settings_of
 
@@ -110,6 +111,15 @@ def test_the_length_covers_95_percent_of_the_texts(
     assert data.fit is not None
     assert data.fit(data, Partition((rows,), (rows[:0],), (rows[:0],))).x.shape == (len(rows), length)
     assert bool(data.notes) == bool(cut) and cut in " ".join(data.notes)
+
+
+@pytest.mark.slow
+def test_a_run_and_its_model_encode_new_texts() -> None:
+    assert main(["data=text", "data.path=notes.csv", "data.client=who", "data.length=6", *RUN]) == 0
+    model = pflsim.load_model("run", client="c1")
+    with torch.no_grad():
+        scores = model(["a fine day", "unheard"])
+        assert scores.shape == (2, 2) and torch.equal(scores, model(pd.DataFrame({"text": ["A FINE day", "unheard"]})))
 
 
 @pytest.mark.slow

@@ -1,6 +1,10 @@
 """Colours and marks of methods."""
 
+import warnings
 from pathlib import Path
+
+import numpy as np
+import pytest
 
 from pflsim.config.compose import CONFIGS
 from pflsim.display.identity import DASHES, MARKS, OWN, identity, listed_identities

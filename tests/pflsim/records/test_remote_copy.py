@@ -232,6 +232,15 @@ def test_a_run_that_fails_keeps_its_own_error(run: Run, store: str, caplog: pyte
     same(run, store)
 
 
+def test_a_second_ctrl_c_does_not_upload(run: Run, store: str) -> None:
+    asked: list[str] = []
+    with pytest.raises(KeyboardInterrupt), run.remote_copy(store):
+        run.go(1)
+        asks(lambda what, path: asked.append(path))
+        raise KeyboardInterrupt
+    assert not asked
+
+
 # Resumed ---------------------------------------------------------------------------------------------------------
 
 
