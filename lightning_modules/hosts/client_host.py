@@ -3,7 +3,7 @@
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -135,8 +135,11 @@ class ClientHost:
         else:
             results = {}
             if isinstance(task, EvalRequest) and len(messages) > 1:
-                with suppress(Exception):  # one by one, the failing client is named, and less memory is needed
+                try:
                     results = self._evaluate_together(task, messages)
+                except ClientError as error:  # one by one, the client is named, and less memory is needed
+                    if kind_of(error.__cause__) != "error":
+                        raise
             do: Any = {
                 TrainTask: self._train, ReplyTask: self._reply, FinetuneTask: self._finetune, AdaptTask: self._adapt,
                 EvalRequest: self._evaluate,

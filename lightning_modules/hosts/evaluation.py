@@ -91,8 +91,7 @@ class GroupPredictor:
         self.module = module
         self.name = "predict_global" if request.model == "global" else "predict"
         first, *others = messages.values()
-        own = [hook for hook in ("predict", "predict_global") if hook in vars(type(module))]
-        state = states[next(iter(messages))]
+        own, state = not unchanged(module, ("predict", "predict_global")), states[next(iter(messages))]
         needed = {
             name for name, value in state.items() if value.is_floating_point() and (own or name.startswith("net."))
         }

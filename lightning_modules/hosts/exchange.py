@@ -102,11 +102,10 @@ def replies(
         stored_together: whether the new states are stored and replaced together, so that they may share memory.
     """
     assert first.uplink is not None and first.state is not None
-    memory = {
-        name: stacked([training.values[name] for training in trainings], CPU)
-        for name in first.state
-        if name in trainings[0].values
-    }
+    names = [name for name in first.state if name in trainings[0].values]
+    memory = {name: stacked([training.values[name] for training in trainings], CPU) for name in names}
+    if len(trainings) == 1:  # not copied yet, and training may use its memory again
+        memory = snapshot(memory)
     weights = [memory[name] for name in first.uplink.weights if memory[name].is_floating_point()]
     sums = [value.sum([*range(1, value.dim())]) if value.dim() > 1 else value for value in weights]
     finite = torch.stack(sums).isfinite().all(0).tolist() if sums else [True] * len(trainings)

@@ -11,6 +11,7 @@ from torch import Tensor
 from lightning_modules.hosts.evaluation import GroupPredictor
 from lightning_modules.methods.fedavg import FedAvg
 from pflsim.engine.execution import EvalRequest
+from pflsim.errors import ClientError
 
 UNEVEN = ["data=digits", "clients=12", "rounds=1", "local_steps=1", "partition=dirichlet", "partition.alpha=0.3"]
 UNEVEN += ["split.validation=0.1", "executor=inline"]
@@ -69,6 +70,25 @@ class Failing(FedAvg):
         if self.net.head.bias.max() > 1e3:
             raise ZeroDivisionError("no luck")
         return super().predict(inputs)
+
+
+class Caching(FedAvg):
+    """Keeps a value of the first client."""
+
+    first: Tensor | None = None
+
+    def predict(self, inputs: Tensor) -> Tensor:
+        if self.first is None:
+            self.first = inputs.mean()
+        return super().predict(inputs)
+
+
+def test_values_that_pass_to_other_clients_are_noticed() -> None:
+    made = prepared("data=digits", "clients=4", "executor=inline", method=FedAvg)
+    executor = inline(replace(made, factory=replace(made.factory, client=Caching)))
+    executor.factory = replace(executor.factory, groups=((0, 1, 2, 3),))
+    with pytest.raises(ClientError, match=r"self\.first"):
+        executor.evaluate(EvalRequest("personal", "trained", (0, 1, 2, 3), ("test",), 1))
 
 
 def test_only_the_client_that_fails_is_dropped() -> None:
