@@ -5,10 +5,9 @@ from typing import Any
 
 import numpy as np
 from by_hand import SIZES, Arrays, backward, batches, close, features, mean, plus, scores, slope, started, values
-from support import ALL, World, normed, play, rounds, same, states, world
+from support import ALL, World, play, rounds, states, world
 from torch import nn
 
-from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.moon import Moon
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
@@ -57,18 +56,6 @@ def test_three_rounds_by_hand() -> None:
         for i, state in states(executor).items():
             close(values(state), previous[i] or [])
         close(values(executor.server.state.weights), common)
-
-
-def test_comparing_features_leaves_running_statistics() -> None:
-    """One forward pass in training mode per step, as under FedAvg."""
-    found = []
-    for client in (partial(Moon, mu=0.0), FedAvg):
-        executor = world(client, Server(), model=normed, training=Training(lr=0.1, batch_size=5)).inline()
-        rounds(executor, 3, 4)
-        found.append(executor.server.state.weights)
-        counted = states(executor)[1]["net.body.2.num_batches_tracked"]
-        assert int(counted) == 3 * 2 - 3 * (7 % 5 == 1)
-    assert same({0: found[0]}, {0: found[1]})
 
 
 def dead(input_shape: tuple[int, ...], classes: int) -> Net:
