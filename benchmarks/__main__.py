@@ -39,11 +39,8 @@ the others 1 to 5 each. --quick takes about 15 minutes and only shows that every
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmarks; return the exit status: 1 if a case failed, after the others were written."""
     given = _options(arguments)
-    missing = [
-        name
-        for name in DATASETS
-        if {*given.cases} - {"start", "per-client"} and not (Path(given.root) / name / "raw").is_dir()
-    ]
+    needed = DATASETS if {*given.cases} - {"start", "per-client"} else ()
+    missing = [name for name in needed if not (Path(given.root) / name / "raw").is_dir()]
     if missing:
         print(f"error: no {missing[0]}/raw in {Path(given.root).resolve()}: set --root", file=sys.stderr)
         return 2
