@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from benchmarks.cases import CASES, OUT, ROOT, WAYS, Case
+from benchmarks.speed.per_client import MODELS
 from benchmarks.speed.report import put, tables
 from benchmarks.speed.results import Results
 from benchmarks.speed.targets import verdicts
@@ -38,7 +39,8 @@ the others 1 to 5 each. --quick takes about 15 minutes and only shows that every
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmarks; return the exit status: 1 if a case failed, after the others were written."""
     given = _options(arguments)
-    missing = [name for name in DATASETS if given.cases != ["start"] and not (Path(given.root) / name / "raw").is_dir()]
+    needed = DATASETS if {*given.cases} - {"start", "per-client"} else ()
+    missing = [name for name in needed if not (Path(given.root) / name / "raw").is_dir()]
     if missing:
         print(f"error: no {missing[0]}/raw in {Path(given.root).resolve()}: set --root", file=sys.stderr)
         return 2
@@ -151,6 +153,8 @@ def _brief(done: dict[str, Any]) -> str:
         return f"FAILED: {done['error']}"
     if "one" in done:
         return f"{done['one']:.0f} GFLOP/s on one core, {done['two']:.0f} on two"
+    if "linear" in done:
+        return ", ".join(f"{model} {done[model]['training and reply']:.3f} ms to train" for model in MODELS)
     if "help" in done:
         return f"help {done['help']:.2f} s, first round {done['first_round']:.1f} s"
     each, steps = done["round"]["total"], done["round"]["steps"]

@@ -26,7 +26,7 @@ OURS = {
     "ray1": "Ray, 1 actor",
     "ray2": "Ray, 2 actors",
 }
-WAYS = {**BASELINES, **OURS, "bf16": "Ray, 2 actors, bf16", "start": "start"}
+WAYS = {**BASELINES, **OURS, "bf16": "Ray, 2 actors, bf16", "start": "start", "small": "per client"}
 """The name of each way in the tables."""
 
 EXECUTION = {
@@ -128,6 +128,7 @@ CASES: dict[str, Case] = {
             examples=2_000,
         ),
         Case("start", "from the command line", ways=("start",)),
+        Case("per-client", "1,000 clients of a small model, inline, one thread", ways=("small",)),
     )
 }  # fmt: skip
 QUICK_IMAGES = 2_000

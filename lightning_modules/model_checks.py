@@ -24,7 +24,7 @@ from lightning_modules.nets.net import Net, evaluating
 from lightning_modules.nets.own import OwnNet, own_net
 from pflsim.config.components import component_name, resolve, targets_of
 from pflsim.config.compose import CONFIGS
-from pflsim.config.names import listed
+from pflsim.config.names import listed, written
 from pflsim.config.settings import Settings
 from pflsim.config.validate import bounded
 from pflsim.data.dataset import Dataset
@@ -261,16 +261,27 @@ def _common(module: ClientModule) -> list[str]:
     return [*lines, *shown]
 
 
-def check_phases(method: str, variants: Sequence[ClientModule]) -> None:
-    """Check what the method reports, and that there are parameters to share and, in every phase, to train.
+def check_reported(method: str, module: ClientModule, evaluated: Sequence[str]) -> None:
+    """Check what a method reports, and that it is among `eval.models`.
 
     Raises:
-        SettingsError: a class attribute is wrong, body and head share a parameter, all shared parameters are frozen, or
-            a phase has no parameters, for example that of the body if the model has only a head.
+        SettingsError: a class attribute is wrong, or the reported model is not evaluated.
     """
     for name, expected in (("reported_model", get_args(ModelKind)), ("reported_phase", get_args(EvalPhase))):
-        if (value := getattr(variants[0], name)) not in expected:
+        if (value := getattr(module, name)) not in expected:
             raise SettingsError(f"{method}: {name}={value!r}; expected {' or '.join(map(repr, expected))}")
+    if (reported := module.reported_model) not in evaluated:
+        found = f"eval.models={written(evaluated)}, but method={method} reports its {reported} model"
+        raise SettingsError(f"{found}; use eval.models=[{reported}], or leave it out")
+
+
+def check_phases(method: str, variants: Sequence[ClientModule]) -> None:
+    """Check that there are parameters to share and, in every phase, to train.
+
+    Raises:
+        SettingsError: body and head share a parameter, all shared parameters are frozen, or a phase has no parameters,
+            for example that of the body if the model has only a head.
+    """
     for module in variants:
         if {*module.net.body.parameters()} & {*module.net.head.parameters()} and module.shared not in (NET, NOTHING):
             raise SettingsError(

@@ -81,6 +81,7 @@ def prepare(
         settings = replace(settings, lockstep_clients=new_stack_size(settings, module, factory.device))
     model_checks.check_task(method, module, task)
     model_checks.check_variants(method, variants)
+    model_checks.check_reported(method, module, settings.eval.models)
     model_checks.check_phases(method, variants)
     model_checks.check_batches(module, partition, settings.batch_size)
     model_checks.check_validation(method, module, partition)

@@ -112,6 +112,12 @@ def test_a_batch_of_one_is_refused_with_batch_normalisation(method: str) -> None
         prepare(small(method, *NORMS, "batch_size=1"))
 
 
+def test_the_reported_model_has_to_be_evaluated() -> None:
+    prepare(small("fedavg", "eval.models=[global]"))
+    with pytest.raises(SettingsError, match=r"eval.models=.global], .*method=ditto .*eval.models=.personal]"):
+        prepare(small("ditto", "eval.models=[global]"))
+
+
 @pytest.mark.parametrize(("asked", "words"), [(3, "all clients"), (2, "2 clients chosen by the seed")])
 def test_as_many_evaluated_clients_as_there_are_is_all(asked: int, words: str) -> None:
     """Of four clients, one joins after the last round."""

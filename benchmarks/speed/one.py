@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.cases import CASES, CORES, ROOT, WAYS, overrides, settings_of
+from benchmarks.speed import per_client
 
 FIRST_ROUND = ("clients=20", "rounds=2")
 """20 clients on the digits data set, with Ray."""
@@ -23,6 +24,8 @@ def measure(case_name: str, way: str, rounds: int, root: str, quick: bool) -> di
     """Return the figures of one way of a case, for `rounds` rounds after the first one."""
     if way == "start":
         return dict(measure_start(1 if quick else 5))
+    if way == "small":
+        return per_client.figures(100 if quick else per_client.CLIENTS)
     case = CASES[case_name]
     settings = settings_of(overrides(case, way, rounds + 1, root, quick))
     if way in ("plain", "plain1", "workers"):

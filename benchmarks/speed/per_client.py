@@ -6,7 +6,6 @@ The figure to compare is the ratio to the same matrix products as bare calls, me
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -94,21 +93,25 @@ def bare(prepared: PreparedRun, clients: int) -> None:
             weight.sub_(change, alpha=0.1)
 
 
+def figures(clients: int = CLIENTS, method: str = "fedavg") -> dict[str, dict[str, float]]:
+    """Return what `measure` finds for each model."""
+    set_torch_defaults()
+    torch.set_num_threads(1)
+    return {model: measure(model, method, clients) for model in MODELS}
+
+
 def main() -> int:
-    """Print a table, or write the figures as JSON."""
+    """Print the milliseconds of each model, and their ratios to the bare products."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed.per_client", description=__doc__)
     parser.add_argument("--method", default="fedavg")
     parser.add_argument("--clients", type=int, default=CLIENTS)
-    parser.add_argument("--out", type=Path, help="JSON file")
     given = parser.parse_args()
-    set_torch_defaults()
-    torch.set_num_threads(1)
-    found = {model: measure(model, given.method, given.clients) for model in MODELS}
-    if given.out:
-        given.out.write_text(json.dumps(found, indent=1))
+    found = figures(given.clients, given.method)
+    print(f"{'ms per client':26}", *(f"{model:>10}" for model in MODELS), *(f"{'ratio':>8}" for _ in MODELS))
     for part in found["linear"]:
         row = [f"{found[model][part]:10.4f}" for model in MODELS]
-        ratios = [f"{found[model][part] / found[model]['bare products']:8.1f}" for model in MODELS]
+        bare_too = MODELS if part != "operations" else ()
+        ratios = [f"{found[model][part] / found[model]['bare products']:8.1f}" for model in bare_too]
         print(f"{part:26}", *row, *ratios)
     return 0
 

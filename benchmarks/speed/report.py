@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from benchmarks.cases import BASELINES, CASES, OURS, WAYS
+from benchmarks.speed import per_client
 from benchmarks.speed.results import Results, growth, middle_rates
 from benchmarks.speed.targets import verdicts
 
@@ -126,6 +127,10 @@ def further(results: Results) -> str:
         rows.append(
             ("20 clients on the digits, from launch to the first round's line", f"{found['first_round']:.1f} s")
         )
+    small = results.way("per-client", "small") or {}
+    for model in [name for name in per_client.MODELS if name in small]:
+        parts = (f"{part} {_number(value)}" for part, value in small[model].items())
+        rows.append((f"{CASES['per-client'].about}: {model}, ms and operations per client", ", ".join(parts)))
     rows += [(f"{case}, {WAYS[way]}", f"failed: {error.replace('|', '/')}") for case, way, error in results.errors()]
     return table(("what", "measured"), rows)
 

@@ -125,6 +125,10 @@ def _rest(results: Results) -> Iterator[Verdict]:
     pfedla, start = results.way("pfedla", "ray2"), results.way("start", "start")
     share = pfedla["round"]["server"] / pfedla["round"]["total"] if pfedla else None
     yield _at_most("pFedLA, 100 clients, CNN, the server's share of a round", 0.2, share, "%")
+    linear = (results.way("per-client", "small") or {}).get("linear")
+    for part, also, aim in (("training and reply", "fusion and drift", 0.15), ("evaluation of one model", "", 0.2)):
+        found = linear and linear[part] + linear.get(also, 0.0)
+        yield _at_most(f"1,000 linear clients, one step, per client: {part}{also and ', '}{also}", aim, found, " ms")
     yield _at_most("`launch.py --help`", 1, start["help"] if start else None, " s")
     first = start["first_round"] if start else None
     yield _at_most("first round of 20 clients on the digits under Ray, from launch", 20, first, " s")

@@ -40,7 +40,7 @@ IGNORED = (
     "seed", "names", "run_dir", "data.root", "data.path", "data.test", "data.download",
     "executor", "ray_address", "placement", "lockstep_clients", "on_client_error", "checkpoint", "trace", "tracking",
     "progress", "sweep",
-    "eval.batch_size", "eval.received", "eval.metrics",
+    "eval.batch_size", "eval.models", "eval.received", "eval.metrics",
 )  # fmt: skip
 """Settings that two runs of one experiment may differ in: the seed, names and paths, the executor, its placement and
 the size of stacks (which change at most the last bits of a result), and what is recorded."""

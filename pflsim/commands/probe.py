@@ -42,7 +42,7 @@ BEYOND, EDGES = 2.5, 2
 """Factor of a learning rate beyond the lowest or highest one that was tried, and how often one is tried."""
 DOUBLINGS = 3
 """How often the runs of the chosen values go on to twice their rounds."""
-OWN = ("method", "server_optimizer", "run_dir", "resume")
+OWN = ("method", "server_optimizer", "eval.models", "run_dir", "resume")
 """Settings that the runs have themselves."""
 PLAN = "plan.json"
 """The settings and the rounds of the trials, by which the same command continues them."""

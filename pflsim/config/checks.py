@@ -119,6 +119,11 @@ def _contradictions(settings: Settings) -> Iterator[str]:
         cohort_size(clients - held, settings.fraction)
     if isinstance(few := settings.eval.clients, int) and few > clients - held > 0:
         yield f"eval.clients={few}: only {clients - held} clients train"
+    models = settings.eval.models
+    if not 0 < len({*models}) == len(models):
+        yield f"eval.models={written(models)}: expected personal, global or both, each once"
+    if settings.eval.received and "personal" not in models:
+        yield f"eval.received=true has no effect with eval.models={written(models)}; leave one of them out"
     if settings.lockstep is False and settings.lockstep_clients is not None:
         yield f"lockstep_clients={settings.lockstep_clients} has no effect with lockstep=false; leave one of them out"
     optimizer, unused = settings.server_optimizer, UNUSED[settings.server_optimizer.name]

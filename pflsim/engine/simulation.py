@@ -200,7 +200,7 @@ class Simulation(Generic[Handle]):
             models.insert(1, ("personal", "trained" if phase == "received" else "received"))
         diagnosed = plan.is_due(round_number, plan.settings.tracking.diagnostics_every)
         rows, pooled = list[EvalRow](), bool(plan.metrics)
-        for model, phase in models:
+        for model, phase in (each for each in models if each[0] in plan.settings.eval.models):
             self.listener.phase(round_number, "evaluate", len(clients))
             counts = diagnosed and (model, "test", phase) == plan.meta.reported
             request = EvalRequest(model, phase, clients, plan.splits, round_number, confusion=counts, pooled=pooled)

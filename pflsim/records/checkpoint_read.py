@@ -6,12 +6,13 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
+from pflsim.config.settings import Settings, dotted
 from pflsim.errors import SettingsError, in_one_line
 from pflsim.records import environment
 from pflsim.records.files import valid
@@ -246,7 +247,8 @@ def check_header(checkpoint: Checkpoint, header: Mapping[str, Any], report: Repo
     """
     sides = checkpoint.header, json.loads(json.dumps(dict(header)))  # JSON has lists for tuples
     saved, own = ({**side, **with_older(side.get("settings") or {}), "settings": None} for side in sides)
-    differing = [key for key in {**saved, **own} if saved.get(key) != own.get(key)]
+    default = dotted(asdict(Settings()))  # of settings that are newer than the checkpoint
+    differing = [key for key in {**saved, **own} if saved.get(key, default.get(key)) != own.get(key)]
     if differing:
         theirs, ours = (", ".join(f"{key}={side.get(key)}" for key in differing) for side in (saved, own))
         what = f"{name_of(checkpoint.path)}, which was saved with {theirs}"

@@ -11,6 +11,7 @@ import pkgutil
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,13 @@ def probabilities(task: TaskName, scores: Tensor) -> Tensor:
 
 def _library(name: str, *arguments: Any, **options: Any) -> Tensor:
     """Call a function of `torchmetrics.functional`, which is imported only then."""
-    return pkgutil.resolve_name(f"torchmetrics.functional.{name}")(*arguments, **options)
+    return _resolved(name)(*arguments, **options)
+
+
+@cache
+def _resolved(name: str) -> Callable[..., Tensor]:
+    found: Callable[..., Tensor] = pkgutil.resolve_name(f"torchmetrics.functional.{name}")
+    return found
 
 
 def _accuracy(scores: Tensor, p: Tensor, y: Tensor) -> Any:
@@ -129,16 +136,24 @@ def _average_precision(p: np.ndarray, y: np.ndarray) -> np.ndarray:
     return (np.take_along_axis(hits, chosen - 1, 0) / chosen * y).sum(0) / y.sum(0)
 
 
-def _of_values(name: str, least: int = 1, **options: Any) -> Callable[..., Any]:
+def _of_values(of_target: Callable[[Tensor, Tensor], Tensor], least: int = 1) -> Callable[..., Any]:
     def measured(scores: Tensor, p: Tensor, y: Tensor) -> Any:
         """Return the mean over the targets of a metric of regression."""
         y = y.double()
         if len(y) < least or (least > 1 and not (y.std(0) > 0).all()):
             return None
         columns = zip(p.T.contiguous(), y.T.contiguous(), strict=True)
-        return torch.stack([_library(name, a, b, **options).double() for a, b in columns]).mean()
+        return torch.stack([of_target(a, b).double() for a, b in columns]).mean()
 
     return measured
+
+
+def _rmse(values: Tensor, y: Tensor) -> Tensor:
+    return ((values - y) * (values - y)).mean().sqrt()
+
+
+def _mae(values: Tensor, y: Tensor) -> Tensor:
+    return (values - y).abs().mean()
 
 
 CLASSES: tuple[TaskName, ...] = ("classification",)
@@ -153,10 +168,10 @@ TABLE: dict[str, tuple[Callable[..., Any], bool, tuple[TaskName, ...]]] = {
     "ece": (_ece, False, CLASSES),
     "auroc": (_ranked(_auroc), True, LABELS),
     "average_precision": (_ranked(_average_precision), True, LABELS),
-    "rmse": (_of_values("mean_squared_error", squared=False), False, VALUES),
-    "mae": (_of_values("mean_absolute_error"), False, VALUES),
-    "r2": (_of_values("r2_score", least=2), True, VALUES),
-    "pearson": (_of_values("pearson_corrcoef", least=2), True, VALUES),
+    "rmse": (_of_values(_rmse), False, VALUES),
+    "mae": (_of_values(_mae), False, VALUES),
+    "r2": (_of_values(partial(_library, "r2_score"), least=2), True, VALUES),
+    "pearson": (_of_values(partial(_library, "pearson_corrcoef"), least=2), True, VALUES),
 }
 """The function of each name, whether a higher value is better, and the tasks that have the metric."""
 OF_GUESSES = (_accuracy, _balanced_accuracy, _macro_f1)

@@ -61,11 +61,11 @@ def test_what_changes_no_result_makes_no_group(make: Make) -> None:
     others = [
         {"executor": "inline"}, {"run_dir": "there"}, {"placement": Placement(actors=2)}, {"on_client_error": "drop"},
         {"checkpoint": Checkpoint(every=3)}, {"names": {"placement": "packed"}}, {"names": {"experiment": "x"}},
-        {"parts": {"data": {"root": "there", "path": "here", "download": True}}},
+        {"parts": {"data": {"root": "there", "path": "here", "download": True}}}, {"eval": Eval(models=["global"])},
     ]  # fmt: skip
     runs = [make(seed=seed, **other) for seed, other in enumerate(others, start=1)]
     (group,) = group_runs([first, *runs])
-    assert group.seeds == tuple(range(9))
+    assert group.seeds == tuple(range(10))
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ def test_rounds_that_fit_into_a_time(seconds: float, rounds: int) -> None:
         ((), "give data=NAME"),
         (("data=digits", "method=fedavg"), "leave out method"),
         (("data=digits", "server_optimizer=fedadam"), "leave out method, server_optimizer"),
+        (("data=digits", "eval.models=[global]"), "eval.models"),
         (("data=digits", "--minutes", "nan"), "--minutes nan"),
         (("data=digits", "rounds=7"), "rounds=7"),
         (("data=digits", "lr_schedule=cosine"), "lr_schedule"),

@@ -177,6 +177,13 @@ def test_a_model_evaluated_as_received_is_evaluated_trained_too_where_both_are_s
     assert reported == [("personal", "received"), ("personal", "trained"), ("global", "received")]
 
 
+def test_only_the_chosen_models_are_evaluated_and_the_personal_ones_of_newcomers(tmp_path: Path) -> None:
+    recorder, _ = simulate(tmp_path, cohorts=((0,),), newcomers=(3,), eval_models=["global"])
+    found = [event[1:4] for event in recorder.events if event[0] == "evaluate"]
+    joined = [("personal", phase, (3,)) for phase in ("received", "trained")]
+    assert found == [("global", "received", (0, 1, 2)), *joined]
+
+
 def test_trace_of_the_rounds_asked_for_only(tmp_path: Path) -> None:
     """The downlinks as they were before the fusion, the server's numbers as they are after it."""
     recorder, records = simulate(tmp_path, trace_rounds=(1, 3))

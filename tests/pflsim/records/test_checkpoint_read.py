@@ -116,6 +116,13 @@ def test_the_header_names_every_difference(folder: Path) -> None:
         check_header(checkpoint, other, pytest.fail)
 
 
+def test_a_setting_that_is_newer_than_the_checkpoint_has_its_default(folder: Path) -> None:
+    checkpoint, _ = newest(folder)
+    check_header(checkpoint, {**HEADER, "settings": {"eval.models": ["personal", "global"]}}, pytest.fail)
+    with refusing("eval.models=['global']"):
+        check_header(checkpoint, {**HEADER, "settings": {"eval.models": ["global"]}}, pytest.fail)
+
+
 @pytest.mark.parametrize(("target", "card", "named"), [("table", 0, 1), ("table", 1, 0), ("scikit_learn", 0, 0)])
 def test_data_that_are_read_differently_are_named(target: str, card: int, named: int, folder: Path) -> None:
     checkpoint, _ = newest(folder)
