@@ -23,8 +23,8 @@ from pflsim.types import Tensors
 STACKED = {"activation", "batchnorm", "container", "lightning_modules", "linear", "normalization"}
 """Files of torch.nn.modules, and packages, whose layers are faster for a stack of models on a CPU; convolutions are
 slower."""
-STACK_ROWS = 8
-"""Examples of a stack at most, in multiples of `FORWARD_BATCH`."""
+STACK_ROWS = 1024
+"""Examples at most that are computed together, unless one client has more or `eval.batch_size` is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +115,10 @@ class GroupPredictor:
             examples: by client, at least one.
             batch_size: examples per forward pass; None: the default of the device.
         """
-        limit = batch_size or FORWARD_BATCH[self.module.device.type]
+        limit, rows = batch_size or FORWARD_BATCH[self.module.device.type], batch_size or STACK_ROWS
         if self.shared:
             predict: Callable[[Tensor], Tensor] = getattr(self.module, self.name)
-            for clients in _divided(examples, lambda some: sum(len(examples[c]) for c in some) <= limit * STACK_ROWS):
+            for clients in _divided(examples, lambda some: sum(len(examples[c]) for c in some) <= rows):
                 pool = _joined([examples[client] for client in clients], torch.cat)
                 outputs = torch.cat([predict(inputs) for inputs, _ in pool.in_turn(limit)])
                 yield Predictions(clients, [len(examples[client]) for client in clients], outputs, pool.y)
@@ -127,7 +127,7 @@ class GroupPredictor:
         def fits(some: Sequence[int]) -> bool:
             """Return whether clients in descending order of their examples have few, and at most half are padding."""
             longest = len(examples[some[0]])
-            return len(some) * longest <= limit * STACK_ROWS and longest <= 2 * len(examples[some[-1]])
+            return len(some) * longest <= rows and longest <= 2 * len(examples[some[-1]])
 
         stackable = [client for client in examples if self.values.get(client) and len(examples[client]) <= limit]
         for clients in _divided(sorted(stackable, key=lambda c: (-len(examples[c]), c)), fits):
