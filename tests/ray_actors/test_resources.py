@@ -121,7 +121,7 @@ class FakeCluster(cluster.JoinedRay):
 
 def prepared(**placement: Any) -> Any:
     settings = SimpleNamespace(placement=Placement(**placement))
-    return SimpleNamespace(settings=settings, batches_per_round=[1] * 4, factory=SimpleNamespace(stacks=()))
+    return SimpleNamespace(settings=settings, batches_per_round=[1] * 4, factory=SimpleNamespace(groups=()))
 
 
 @pytest.mark.parametrize(
