@@ -77,8 +77,9 @@ def prepare(
     with torch_threads(factory.threads):
         variants = model_checks.build_variants(factory, dataset, settings)
     module, method = variants[0], component_name(settings, "method")
+    given = settings.lockstep_clients
     if new:
-        settings = replace(settings, lockstep_clients=new_stack_size(settings, module, factory.device))
+        settings = replace(settings, lockstep_clients=new_stack_size(settings, variants, factory.device))
     model_checks.check_task(method, module, task)
     model_checks.check_variants(method, variants)
     model_checks.check_reported(method, module, settings.eval.models)
@@ -103,9 +104,11 @@ def prepare(
         raise SettingsError("trace.rounds contains 0, but this method has no initial round: rounds start at 1")
     digest, order = hashes(dataset, partition)
     meta = _meta(settings, dataset, partition, digest, module, measures)
-    local, plan = factory.training, _plan(settings, partition, module, meta, rule, len(federation.clients))
     found = stacks(settings, method, module, factory.device, sizes[: len(federation.clients)])
     factory, warnings = model_checks.in_lockstep(replace(factory, stacks=found), variants, dataset, settings)
+    if not factory.stacks:
+        settings = replace(settings, lockstep_clients=given)
+    local, plan = factory.training, _plan(settings, partition, module, meta, rule, len(federation.clients))
     factory = replace(factory, groups=groups(settings, factory.stacks, len(models)))
     plan = replace(plan, metrics=metrics, header={**plan.header, "order_of_examples": order})
     batches = tuple(local.local_steps or local.local_epochs * -(-size // local.batch_size) for size in sizes)

@@ -12,7 +12,9 @@ ACTOR_MB = 600
 """Memory reserved per actor in MiB: about 420 MiB of imports, the rest for computation."""
 STEPS = 10_000
 """Ray counts CPUs and GPUs in ten-thousandths."""
-LOCKSTEP_HINT = "set lockstep_clients to a smaller number, or lockstep=false (which changes the last digits of results)"
+LOCKSTEP_HINT = (
+    "in a new run, set a smaller lockstep_clients, or lockstep=false (which changes the last digits of results)"
+)
 
 
 class ResourcesMissing(SettingsError):
@@ -54,7 +56,7 @@ def lay_out(
         work: the work of each client, e.g. its mini-batches per round.
         placement: the placement settings.
         nodes: the free resources of each node.
-        stacks: the clients that train in lockstep and stay on one actor.
+        stacks: the clients that work together and stay on one actor.
 
     Raises:
         SettingsError: the settings contradict each other; `ResourcesMissing`: they request more than is free.
@@ -91,7 +93,7 @@ def _count(placement: Placement, clients: int, stacks: int, slots: float) -> int
     """Return the configured number of actors, or one per stack, limited by the free resources."""
     if placement.actors is not None:
         if placement.actors > stacks:
-            why = f"is more than {stacks}, the number of stacks of clients, each on one actor"
+            why = f"is more than {stacks}, the number of stacks and groups of clients, each on one actor"
             raise SettingsError(f"placement.actors={placement.actors} {why}: lower it, or {LOCKSTEP_HINT}")
         return placement.actors
     if placement.clients_per_actor != "auto":
@@ -129,7 +131,7 @@ def balance(
     for assigned, k in enumerate(order):
         room = [g for g in range(groups) if max_clients is None or len(members[g]) + len(stacks[k]) <= max_clients]
         if not room:
-            why = f"but {len(stacks[k])} clients train in lockstep on one actor"
+            why = f"but {len(stacks[k])} clients train or are evaluated together, on one actor"
             raise SettingsError(f"placement.clients_per_actor={max_clients}, {why}: raise it, or {LOCKSTEP_HINT}")
         empty = [g for g in room if not members[g]]
         best = min(empty if len(empty) >= len(order) - assigned else room, key=lambda g: (loads[g], len(members[g]), g))

@@ -14,7 +14,7 @@ from lightning_modules.hosts.attributes import unchanged_attributes
 from lightning_modules.hosts.client_factory import ClientFactory, InitialStates
 from lightning_modules.hosts.devices import claim_device, torch_threads
 from lightning_modules.hosts.evaluation import GroupPredictor, allowed
-from lightning_modules.hosts.exchange import RECEIVING, REPLYING, Reply, anchored, received, replies, unchanged
+from lightning_modules.hosts.exchange import REPLYING, Reply, anchored, received, receives_alike, replies, unchanged
 from lightning_modules.hosts.failures import Failure, free_frames, kind_of, nonfinite
 from lightning_modules.lockstep.batch_schedule import ClientTraining, mean_losses
 from lightning_modules.lockstep.stack_training import Lockstep
@@ -186,7 +186,7 @@ class ClientHost:
                 with self._client(task, client, "train", "receiving") as own:
                     self._receive(own, message)
                     values, stages = clone_state(module), module.stages()
-            if not template and unchanged(module, RECEIVING):
+            if not template and stages and receives_alike(module):  # without stages, nothing copies the values
                 template, anchors = dict(values), anchored(module)
             stacked, work = self.stacked_shards[client], task.work.get(client, 1.0)
             trainings[client] = ClientTraining(
@@ -215,13 +215,12 @@ class ClientHost:
         for (client, training), means in zip(trainings.items(), losses, strict=True):
             with self._client(task, client, "reply", "reply", training.values) as own:
                 answers[client] = self._replied(own, training.taken, means)
-            if unchanged(self.module, REPLYING) and (left := clients[1:]):
-                shards, whole = (
-                    [self.shards[client] for client in left],
-                    len(clients) == len(self.stacked_shards[client].first),
-                )
-                with torch_threads(self.factory.threads):
-                    found = replies(answers[client], [trainings[client] for client in left], losses[1:], shards, whole)
+            left = clients[1:] if unchanged(self.module, REPLYING) else ()
+            if left and training.values.keys() >= self.module.state_dict(keep_vars=True).keys():  # unless some are tied
+                trained, shards = [trainings[client] for client in left], [self.shards[client] for client in left]
+                whole = len(clients) == len(self.stacked_shards[client].first)
+                with client_errors(left[0], task.round_number, "reply", left), torch_threads(self.factory.threads):
+                    found = replies(answers[client], trained, losses[1:], shards, whole)
                 answers.update(zip(left, found, strict=True))
                 break
         return answers
@@ -270,13 +269,13 @@ class ClientHost:
         first, found = next(iter(messages)), dict[tuple[Split, int], EvalRow]()
         if allowed(self.modules[self.factory.variant_of(first)], request):
             with self.module_for(request, first, messages[first]) as module, module.autocast():
-                predictor = GroupPredictor(module, request, self.states, messages)
+                predictor = GroupPredictor(module, request, self.states, messages, self.factory.eval_batch_size)
                 for split in request.splits:
                     examples = {client: self.shards[client].split(split) for client in messages}
                     parts = {client: part for client, part in examples.items() if len(part)}
-                    for made in predictor.predict(parts, self.factory.eval_batch_size) if parts else ():
+                    for made in predictor.predict(parts) if parts else ():
                         scores = module.criterion.scores(made.outputs).split(made.sizes)
-                        counts = made.counts(module.criterion).tolist()
+                        counts = made.counts(module.criterion, predictor.limit).tolist()
                         for client, pair, own in zip(made.clients, counts, scores, strict=True):
                             found[split, client] = self._row(request, split, client, pair, [own])
         results: dict[int, list[EvalRow]] = {}

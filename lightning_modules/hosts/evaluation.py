@@ -25,6 +25,8 @@ STACKED = {"activation", "batchnorm", "container", "lightning_modules", "linear"
 slower."""
 STACK_ROWS = 1024
 """Examples at most that are computed together, unless one client has more or `eval.batch_size` is given."""
+STACK_BYTES = {"cpu": 2**26, "cuda": 2**30}
+"""Bytes of a stack of models at most, by device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +45,20 @@ class Predictions:
     outputs: Tensor
     targets: Tensor
 
-    def counts(self, criterion: Criterion) -> Tensor:
-        """Return for each client the number of correct predictions and the summed loss, [clients, 2] float64."""
+    def counts(self, criterion: Criterion, batch_size: int) -> Tensor:
+        """Return for each client the number of correct predictions and the summed loss, [clients, 2] float64.
+
+        Args:
+            criterion: the loss.
+            batch_size: examples of a client of which the loss is a mean, if it has no value for each example.
+        """
         each, right = criterion.each(self.outputs, self.targets), self.targets.new_zeros(len(self.targets))
         if criterion.task.name == "classification":
             right = predicted_classes(criterion.scores(self.outputs)) == self.targets
         if each is None:
             pairs = zip(self.outputs.split(self.sizes), self.targets.split(self.sizes), strict=True)
-            loss = torch.stack([criterion.total(*pair) for pair in pairs]).double()
+            totals = [[criterion.total(*some) for some in _batches(*pair, batch_size)] for pair in pairs]
+            loss = torch.stack([torch.stack(some).double().sum() for some in totals])
         else:
             loss = self._sums(each)
         return torch.stack((self._sums(right), loss), 1)
@@ -79,6 +87,7 @@ class GroupPredictor:
         request: what is evaluated.
         states: the private states.
         messages: the message of each client, see `ClientHost.run`.
+        batch_size: examples per forward pass; None: the default of the device.
     """
 
     def __init__(
@@ -87,13 +96,15 @@ class GroupPredictor:
         request: EvalRequest,
         states: Mapping[int, Tensors],
         messages: Mapping[int, Message | None],
+        batch_size: int | None = None,
     ):
         self.module = module
+        self.limit, self.rows = batch_size or FORWARD_BATCH[module.device.type], batch_size or STACK_ROWS
         self.name = "predict_global" if request.model == "global" else "predict"
         first, *others = messages.values()
         own, state = not unchanged(module, ("predict", "predict_global")), states[next(iter(messages))]
         needed = {
-            name for name, value in state.items() if value.is_floating_point() and (own or name.startswith("net."))
+            name for name in state if (own or name.startswith("net.")) and not name.endswith("num_batches_tracked")
         }
         covered = first is not None and needed <= {*first.weights, *module.constant_buffers}
         self.shared = covered and all(o is first or (o and first and identity(o) == identity(first)) for o in others)
@@ -108,30 +119,27 @@ class GroupPredictor:
             self.values = {c: received(template, anchors, states[c], message) for c, message in messages.items()}
 
     @torch.inference_mode()
-    def predict(self, examples: Mapping[int, Examples], batch_size: int | None) -> Iterator[Predictions]:
-        """Yield predictions for these clients' examples; clients that cannot be computed together are left out.
-
-        Args:
-            examples: by client, at least one.
-            batch_size: examples per forward pass; None: the default of the device.
-        """
-        limit, rows = batch_size or FORWARD_BATCH[self.module.device.type], batch_size or STACK_ROWS
+    def predict(self, examples: Mapping[int, Examples]) -> Iterator[Predictions]:
+        """Yield predictions for these clients' examples, of each at least one; leaves out those that are alone."""
         if self.shared:
             predict: Callable[[Tensor], Tensor] = getattr(self.module, self.name)
-            for clients in _divided(examples, lambda some: sum(len(examples[c]) for c in some) <= rows):
+            for clients in _divided(examples, lambda some: sum(len(examples[c]) for c in some) <= self.rows):
                 pool = _joined([examples[client] for client in clients], torch.cat)
-                outputs = torch.cat([predict(inputs) for inputs, _ in pool.in_turn(limit)])
+                outputs = torch.cat([predict(inputs) for inputs, _ in pool.in_turn(self.limit)])
                 yield Predictions(clients, [len(examples[client]) for client in clients], outputs, pool.y)
             return
 
         def fits(some: Sequence[int]) -> bool:
             """Return whether clients in descending order of their examples have few, and at most half are padding."""
             longest = len(examples[some[0]])
-            return len(some) * longest <= rows and longest <= 2 * len(examples[some[-1]])
+            few = len(some) * longest <= self.rows and len(some) * size <= STACK_BYTES[self.module.device.type]
+            return few and longest <= 2 * len(examples[some[-1]])
 
-        stackable = [client for client in examples if self.values.get(client) and len(examples[client]) <= limit]
+        size = sum(value.nbytes for value in self.module.state_dict(keep_vars=True).values())
+        stackable = [client for client in examples if self.values.get(client) and len(examples[client]) <= self.limit]
         for clients in _divided(sorted(stackable, key=lambda c: (-len(examples[c]), c)), fits):
-            yield self._stacked(clients, [examples[client] for client in clients])
+            if len(clients) > 1:  # one alone would compute on its stored state
+                yield self._stacked(clients, [examples[client] for client in clients])
 
     def _stacked(self, clients: Sequence[int], parts: Sequence[Examples]) -> Predictions:
         found: list[Tensors] = [self.values[client] or {} for client in clients]
@@ -144,6 +152,10 @@ class GroupPredictor:
         rows = torch.arange(len(outputs), device=outputs.device).view(len(parts), longest)
         kept = torch.cat([own[:size] for own, size in zip(rows, sizes, strict=True)])
         return Predictions(clients, sizes, outputs[kept], targets[kept])
+
+
+def _batches(outputs: Tensor, targets: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(outputs.split(size), targets.split(size), strict=True)
 
 
 def _divided(clients: Iterable[int], fits: Callable[[Sequence[int]], bool]) -> Iterator[list[int]]:

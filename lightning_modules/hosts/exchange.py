@@ -10,6 +10,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
+from lightning_modules.anchor import Anchor
 from lightning_modules.base import ClientModule
 from lightning_modules.hosts.failures import nonfinite
 from lightning_modules.lockstep.batch_schedule import ClientTraining
@@ -19,8 +20,10 @@ from pflsim.messages import Message, Uplink
 from pflsim.params import snapshot
 from pflsim.types import Tensors, TrainReport
 
-RECEIVING = ("receive", "before_training", "replaces_body", "load_model", "anchors", "clear_anchors", "recalibrate")
-REPLYING = ("reply", "shared_tensors")
+RECEIVING = (
+    "receive", "before_training", "replaces_body", "load_model", "anchors", "clear_anchors", "recalibrate", "stages",
+)  # fmt: skip
+REPLYING = ("reply", "shared_tensors", "shared_parameters", "shared_buffers", "state_dict")
 CPU = torch.device("cpu")
 
 
@@ -46,6 +49,12 @@ def unchanged(module: ClientModule, hooks: Sequence[str]) -> bool:
     settings = module.training_settings
     copies = settings.buffers != "recalibrate" and settings.task.choice.class_weights != "balanced_client"
     return copies and all(getattr(type(module), hook) is getattr(ClientModule, hook) for hook in hooks)
+
+
+def receives_alike(module: ClientModule) -> bool:
+    """Return whether clients receive by copies of tensors only, and then train by one schedule."""
+    own = not type(module).schedule.__module__.startswith("lightning_modules.")  # may depend on the client's buffers
+    return unchanged(module, RECEIVING) and not own and all(type(anchor) is Anchor for anchor in module.anchors())
 
 
 def anchored(module: ClientModule) -> dict[str, str]:
@@ -74,8 +83,10 @@ def received(
     values = {name: state.get(name, value) for name, value in template.items()}
     if message is not None:
         sent = message.weights
+        if not sent.keys() >= {*anchors.values()}:
+            return None  # `receive` says which one is missing
         values |= sent
-        values |= {name: sent[key] for name, key in anchors.items() if key in sent}
+        values |= {name: sent[key] for name, key in anchors.items()}
     if len(values) > len(template):
         return None
     return values if all(_alike(values[name], like) for name, like in template.items()) else None
@@ -102,8 +113,7 @@ def replies(
         stored_together: whether the new states are stored and replaced together, so that they may share memory.
     """
     assert first.uplink is not None and first.state is not None
-    names = [name for name in first.state if name in trainings[0].values]
-    memory = {name: stacked([training.values[name] for training in trainings], CPU) for name in names}
+    memory = {name: stacked([training.values[name] for training in trainings], CPU) for name in first.state}
     if len(trainings) == 1:  # not copied yet, and training may use its memory again
         memory = snapshot(memory)
     weights = [memory[name] for name in first.uplink.weights if memory[name].is_floating_point()]
@@ -112,7 +122,7 @@ def replies(
     rows = {name: value.unbind() for name, value in memory.items()}
     found = list[Reply]()
     for at, (training, means, own) in enumerate(zip(trainings, losses, shards, strict=True)):
-        state = {**first.state, **{name: values[at] for name, values in rows.items()}}
+        state = {name: values[at] for name, values in rows.items()}
         sent = {name: state[name] for name in first.uplink.weights}
         uplink = Uplink(weights=sent, client=own.client, num_examples=own.num_examples)
         note = "" if finite[at] and all(map(isfinite, means.values())) else nonfinite(uplink, means)

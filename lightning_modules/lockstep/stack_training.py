@@ -205,7 +205,9 @@ class Stack:
             return memory
         memory = memories[key]
         for name, value in memory.values.items():
-            _filled(value, [client.values[name] for client in self.clients])
+            rows = [client.values[name] for client in self.clients]
+            before = rows[0].untyped_storage().data_ptr() == value.untyped_storage().data_ptr()  # of an equal stage
+            _filled(value, [row.clone() for row in rows] if before else rows)
         for state in memory.optimizers:
             for tensor in state.values():
                 tensor.zero_()

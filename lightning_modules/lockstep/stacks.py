@@ -15,8 +15,9 @@ a CPU, a client with convolutions is a stack of its own: more are not faster, an
 MAX_STACK, MIN_STACKS, SMALL_BYTES = 64, 16, 2**18
 """On a CPU, stacks of models with fewer bytes of weights have up to `MAX_STACK` clients that take part in a round, if
 there are so many that these are at least `MIN_STACKS` stacks."""
-MAX_GROUP, MIN_GROUPS = 32, 64
-"""Clients of a group for evaluation at most, and groups at least, where clients do not train in stacks."""
+MAX_GROUP, MIN_GROUPS, MIN_CLIENTS = 32, 64, 512
+"""Most clients of a group for evaluation, and fewest groups, where clients do not train in stacks. With fewer clients
+there are no such groups, since a group cannot be divided among actors."""
 
 
 def stacks(
@@ -53,12 +54,14 @@ def stacks(
     return tuple(found)
 
 
-def new_stack_size(settings: Settings, module: ClientModule, device: str) -> int | None:
+def new_stack_size(settings: Settings, variants: Sequence[ClientModule], device: str) -> int | None:
     """Return `lockstep_clients` of a run that begins with null; null stays where stacks have the size of older runs."""
-    size = int(settings.clients * settings.fraction) // MIN_STACKS
-    small = sum(parameter.nbytes for parameter in module.net.parameters()) < SMALL_BYTES
-    few = size <= CLIENTS_PER_STACK["cpu"] or settings.lockstep is False or not _stackable(module)
-    if settings.lockstep_clients or device != "cpu" or few or not small or _convolves(module):
+    clients = settings.clients - settings.eval.holdout_clients
+    size = int(clients * settings.fraction) // (MIN_STACKS * len(variants))
+    small = all(sum(p.nbytes for p in module.net.parameters()) < SMALL_BYTES for module in variants)
+    stackable = settings.lockstep is not False and all(_stackable(module) for module in variants)
+    large = device != "cpu" or not small or any(_convolves(module) for module in variants)
+    if settings.lockstep_clients or size <= CLIENTS_PER_STACK["cpu"] or large or not stackable:
         return settings.lockstep_clients
     return math.ceil(min(size, MAX_STACK) / settings.fraction)
 
@@ -99,7 +102,8 @@ def groups(settings: Settings, stacks: Sequence[tuple[int, ...]], variants: int)
     """
     found = [stack for stack in stacks if len(stack) > 1]
     left = sorted({*range(settings.clients)}.difference(*found)) if settings.lockstep is not False else []
-    size = settings.lockstep_clients or min(MAX_GROUP, max(1, settings.clients // MIN_GROUPS))
+    few = settings.clients < MIN_CLIENTS
+    size = min(MAX_GROUP, settings.lockstep_clients or (1 if few else settings.clients // MIN_GROUPS))
     for variant in range(variants):
         found += _divide([client for client in left if client % variants == variant], size)
     return tuple(found)

@@ -5,13 +5,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support import exact, inline, prepared, rounds
+from support import exact, inline, prepared, rounds, states
 from torch import Tensor
 
 from lightning_modules.hosts.evaluation import GroupPredictor
 from lightning_modules.methods.fedavg import FedAvg
+from lightning_modules.nets.net import Net
+from lightning_modules.training import Training
+from pflsim.data.federated import Shard
 from pflsim.engine.execution import EvalRequest
 from pflsim.errors import ClientError
+from pflsim.messages import Uplink
 
 UNEVEN = ["data=digits", "clients=12", "rounds=1", "local_steps=1", "partition=dirichlet", "partition.alpha=0.3"]
 UNEVEN += ["split.validation=0.1", "executor=inline"]
@@ -24,7 +28,8 @@ NORMED = ["model=cnn_bn", "model.channels=[2,3]", "model.kernel=3", "model.paddi
         (["method=ditto"], 3),
         (["method=fedper", "eval.metrics=[auroc,macro_f1,nll]"], 3),
         (["method=fedavg", *NORMED], 2),  # convolutions on a CPU: only the model that all have
-        (["eval.batch_size=10"], 3),
+        (["eval.batch_size=10"], 1),
+        (["task.class_weights=balanced", "eval.batch_size=10", "method=fedavg"], 2),
         (["task.class_weights=balanced", "init=per_client"], 3),
         (["task.class_weights=balanced_client"], 0),
         (["buffers=recalibrate", *NORMED], 0),
@@ -61,6 +66,37 @@ def test_equals_one_by_one(overrides: list[str], models: int, double: None, monk
             for one, other in zip(together.outcomes or (), alone.outcomes or (), strict=True):
                 torch.testing.assert_close(one, other)
     assert len(used) == models
+
+
+class Masked(FedAvg):
+    """Predicts only the classes that a client has, and counts its predictions; all parameters travel."""
+
+    def __init__(self, net: Net, training: Training):
+        super().__init__(net, training)
+        self.register_buffer("mask", torch.ones(10, dtype=torch.bool))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def reply(self, shard: Shard) -> Uplink:
+        self.mask.copy_(torch.bincount(shard.train.y, minlength=10) > 0)
+        return super().reply(shard)
+
+    def predict(self, inputs: Tensor) -> Tensor:
+        self.calls.add_(1)
+        return super().predict(inputs).where(self.mask, -100.0)
+
+
+def test_private_buffers_decide_and_are_not_written(double: None) -> None:
+    made = prepared(*UNEVEN, method=Masked)
+    executor = inline(replace(made, dataset=exact(made.dataset)))
+    rounds(executor, 1, 12)
+    for phase in ("trained", "received"):
+        results = []
+        for groups in ((tuple(range(12)),), ()):
+            executor.factory = replace(executor.factory, groups=groups)
+            request = EvalRequest("personal", phase, tuple(range(12)), ("test",), 1)  # type: ignore[arg-type]
+            results.append([(row.correct, round(row.loss, 9)) for row in executor.evaluate(request)])
+        assert results[0] == results[1]
+    assert not any(state["calls"] for state in states(executor).values())
 
 
 class Failing(FedAvg):
