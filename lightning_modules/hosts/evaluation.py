@@ -9,7 +9,7 @@ from torch.func import functional_call, vmap
 from torch.nn.utils.rnn import pad_sequence
 
 from lightning_modules.base import ClientModule
-from lightning_modules.hosts.exchange import RECEIVING, anchored, received, unchanged
+from lightning_modules.hosts.exchange import RECEIVING, anchored, ours, received, unchanged
 from lightning_modules.hosts.server_host import identity
 from lightning_modules.lockstep.stack_training import stacked
 from lightning_modules.lockstep.tracing import AsForward, state_of
@@ -73,7 +73,8 @@ def allowed(module: ClientModule, request: EvalRequest) -> bool:
     receives = request.model == "personal" and request.phase == "received"
     own = receives and (request.joining or not unchanged(module, RECEIVING))
     weighted = module.training_settings.task.choice.class_weights == "balanced_client"
-    return not own and not weighted and not module.adapts(request.model)
+    known = request.model == "personal" or ours(module, "predict_global")  # a trial compares `predict` alone
+    return known and not own and not weighted and not module.adapts(request.model)
 
 
 class GroupPredictor:

@@ -53,8 +53,13 @@ def unchanged(module: ClientModule, hooks: Sequence[str]) -> bool:
 
 def receives_alike(module: ClientModule) -> bool:
     """Return whether clients receive by copies of tensors only, and then train by one schedule."""
-    own = not type(module).schedule.__module__.startswith("lightning_modules.")  # may depend on the client's buffers
-    return unchanged(module, RECEIVING) and not own and all(type(anchor) is Anchor for anchor in module.anchors())
+    known = ours(module, "schedule") and all(type(anchor) is Anchor for anchor in module.anchors())
+    return known and unchanged(module, RECEIVING)
+
+
+def ours(module: ClientModule, hook: str) -> bool:
+    """Return whether a hook is defined in this package; one of a user may depend on anything."""
+    return getattr(type(module), hook).__module__.startswith("lightning_modules.")
 
 
 def anchored(module: ClientModule) -> dict[str, str]:
