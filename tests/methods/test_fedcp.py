@@ -129,7 +129,7 @@ def test_noise_in_training_only() -> None:
     w = fedcp(gumbel=True)
     module, _ = client(w)
     x, y = torch.rand(4, 1, 4, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 0])
-    assert module.objective((x, y))["ce"] != module.objective((x, y))["ce"]
+    assert len({module.objective((x, y))["ce"].item() for _ in range(20)}) > 1  # two draws may choose the same features
     assert torch.equal(module.predict(x), module.predict(x))
 
 
