@@ -354,8 +354,10 @@ def evaluated_together_as_alone(make: Make) -> None:
                 pairs["loss"] = together.loss, alone.loss
                 differ = [name for name, pair in pairs.items() if not np.isclose(*pair, rtol=TOLERANCE, equal_nan=True)]
                 if alone.correct != together.correct or differ:
-                    found = f"client {alone.client}'s {model} model ({phase}) differs when others are evaluated with it"
-                    raise Broken(f"{found}; the scores of an example may not depend on others")
+                    which = f"client {alone.client}'s {model} model ({phase})"
+                    raise Broken(
+                        f"{which} differs when others are evaluated with it: a score depends on other examples"
+                    )
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """The host of some clients: a plain class, which the Ray executor runs inside an actor."""
 
+import logging
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +32,8 @@ from pflsim.messages import Message, payload_bytes
 from pflsim.params import load, snapshot
 from pflsim.seeding import seed_generators, torch_generator
 from pflsim.types import EvalRow, Split, Tensors, TrainReport
+
+logger = logging.getLogger(__name__)
 
 
 class ClientHost:
@@ -140,6 +143,7 @@ class ClientHost:
                 except ClientError as error:  # one by one, the client is named, and less memory is needed
                     if kind_of(error.__cause__) != "error":
                         raise
+                    logger.debug(f"{error}; its group is evaluated one by one")
             do: Any = {
                 TrainTask: self._train, ReplyTask: self._reply, FinetuneTask: self._finetune, AdaptTask: self._adapt,
                 EvalRequest: self._evaluate,

@@ -130,13 +130,14 @@ class GroupPredictor:
                 yield Predictions(clients, [len(examples[client]) for client in clients], outputs, pool.y)
             return
 
+        size = sum(value.nbytes for value in self.module.state_dict(keep_vars=True).values())
+
         def fits(some: Sequence[int]) -> bool:
             """Return whether clients in descending order of their examples have few, and at most half are padding."""
             longest = len(examples[some[0]])
             few = len(some) * longest <= self.rows and len(some) * size <= STACK_BYTES[self.module.device.type]
             return few and longest <= 2 * len(examples[some[-1]])
 
-        size = sum(value.nbytes for value in self.module.state_dict(keep_vars=True).values())
         stackable = [client for client in examples if self.values.get(client) and len(examples[client]) <= self.limit]
         for clients in _divided(sorted(stackable, key=lambda c: (-len(examples[c]), c)), fits):
             if len(clients) > 1:  # one alone would compute on its stored state
