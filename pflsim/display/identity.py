@@ -22,7 +22,7 @@ FAMILIES = {
     "cluster": "Clusters of clients",
     "global": "One global model",
     "own": "Other methods",
-    "baseline": "Regressions on all rows",
+    "baseline": "Regressions",
 }
 """The families' names for readers, in the order of pages."""
 OWN = (("#384800", "#dcea92"), ("#596a18", "#aebe68"), ("#80903e", "#839340"))

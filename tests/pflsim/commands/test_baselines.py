@@ -1,16 +1,20 @@
 """`pflsim baselines`: regressions on the rows of runs, beside which they are shown."""
 
+import json
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.linear_model import Ridge
 
 import pflsim
 from pflsim import cli
+from pflsim.analysis.baselines import PENALTIES, Baselines, Rows
 from pflsim.analysis.comparison import compare_sets
-from pflsim.analysis.runs import find_runs, read_run
+from pflsim.analysis.runs import find_runs, judged_on, read_run
 from pflsim.analysis.tables import records
 
 EVERY = dict(executor="inline", progress="none", model="linear", rounds=2, lr=0.1)
@@ -36,18 +40,19 @@ def asked(words: list[str], **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("label", ["value", "two", "three"])
-def test_baselines_have_the_rows_and_metrics_of_runs_and_no_test(label: str, tmp_path: Path, capfd: Any) -> None:
+def test_baselines_have_the_rows_and_metrics_of_runs_and_no_test(label: str, tmp_path: Path) -> None:
     words = table(tmp_path / "t.csv", label)
     models = "pooled,local" if label == "three" else "pooled,local,mixed"
+    seeds = (0, 1) if label == "two" else (0,)
     runs = [
         pflsim.run(**asked(words, method=method, seed=seed), run_dir=tmp_path / "runs" / f"{method}-{seed}")
-        for method in ("local", "fedavg", "ditto") for seed in (0, 1)
+        for method in ("local", "fedavg") for seed in seeds
     ]  # fmt: skip
     into = ["--into", str(tmp_path / "beside"), "--models", models]
-    assert cli.main(["baselines", *words, "seed=0,1", *into]) == 0
+    assert cli.main(["baselines", *words, f"seed={','.join(map(str, seeds))}", *into]) == 0
     folders = find_runs([str(tmp_path / "beside")])
     beside = [read_run(folder) for folder in folders]
-    assert len(beside) == 2 * len(models.split(","))
+    assert len(beside) == len(seeds) * len(models.split(","))
     for run in beside:
         like = next(each for each in runs if each.seed == run.seed)
         assert run.complete and run.partition_hash == like.partition_hash
@@ -66,8 +71,92 @@ def test_baselines_have_the_rows_and_metrics_of_runs_and_no_test(label: str, tmp
     for name in by_method.keys() - own.keys():
         assert by_method[name]["level"] is None and by_method[name]["p_holm"] is None
         assert by_method[name][f"{both.primary}_mean"] > 0
+    if label != "two":
+        return
     page = tmp_path / "report.html"
     assert cli.main(["report", str(tmp_path / "runs"), str(tmp_path / "beside"), "--out", str(page)]) == 0
     assert "Pooled regression" in page.read_text()
     (only,) = compare_sets(beside)
     assert not only.differences and len(only.rows) == len(models.split(","))
+
+
+def test_values_are_those_of_statsmodels_and_scikit_learn_also_for_a_new_client(tmp_path: Path) -> None:
+    formulas = pytest.importorskip("statsmodels.formula.api")
+    words, last = table(tmp_path / "t.csv", "value"), 5
+    more = ["eval.holdout_clients=1", "split.validation=0.2", "--slopes", "a", "--into", str(tmp_path / "runs")]
+    assert cli.main(["baselines", *words, *more]) == 0
+    found = {run.method: run for run in map(read_run, find_runs([str(tmp_path / "runs")]))}
+    frame = pd.read_csv(tmp_path / "t.csv")
+    parts = json.loads((found["mixed_model"].folder / "partition.json").read_text())
+    train, val = (np.concatenate(parts[name][:last]) for name in ("train", "val"))
+
+    def check(run: Any, predicted: Any, clients: Any) -> None:
+        errors = [np.sqrt(np.mean((predicted - frame["y"])[parts["test"][client]] ** 2)) for client in clients]
+        np.testing.assert_allclose(run.counts(1)["rmse"][[*clients]], errors, rtol=2e-3)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fit = formulas.mixedlm("y ~ a + b", frame.iloc[train], groups="site", re_formula="~a").fit()
+    effects = frame["site"].map(lambda name: np.asarray(fit.random_effects.get(name, [0, 0])))
+    mixed = fit.predict(frame) + effects.str[0] + effects.str[1] * frame["a"]
+    check(found["mixed_model"], mixed, range(last))
+    check(judged_on(found["mixed_model"], "new_received"), mixed, [last])
+
+    every = np.concatenate(parts["train"])  # the scale is that of all clients, as in runs
+    a = (frame["a"] - frame["a"][every].mean()) / frame["a"][every].std(ddof=0)
+    x = np.column_stack([a, frame["b"] == "y", frame["b"] == "z"])
+    fits = [Ridge(penalty).fit(x[train], frame["y"][train]) for penalty in PENALTIES]
+    best = min(fits, key=lambda line: np.mean((line.predict(x[val]) - frame["y"][val]) ** 2))
+    check(found["pooled_regression"], best.predict(x), range(last))
+    check(judged_on(found["pooled_regression"], "new_received"), best.predict(x), [last])
+
+
+def test_classes_that_a_client_lacks_count_as_one_row_of_all_clients() -> None:
+    rng, y, clients = np.random.default_rng(0), np.array([0] * 4 + [0, 1, 2, 1, 2, 1]), np.repeat([0, 1], [4, 6])
+    rows = Rows(rng.normal(size=(10, 2)), y, clients)
+    none = Rows(rows.x[:0], y[:0], clients[:0])
+    predict, warning = Baselines(("a", "b"), {"train": rows, "val": none, "test": none}, 2, 3).fit("local")
+    assert "validation" in warning
+    p = np.exp(predict(rows.x, clients))
+    np.testing.assert_allclose(p.sum(1), 1)
+    shares = np.array([6, 4, 3]) / 13
+    np.testing.assert_allclose(p[:4], np.broadcast_to((4 * np.eye(3)[0] + shares) / 5, (4, 3)))
+    assert np.isnan(predict(rows.x, clients + 5)).all()
+
+
+def test_a_mixed_model_that_does_not_converge_says_so(tmp_path: Path, capfd: Any) -> None:
+    words = table(tmp_path / "t.csv", "two")
+    frame = pd.read_csv(tmp_path / "t.csv")
+    frame.assign(c=(frame["y"] == "yes") & (frame["a"] > 0.5)).to_csv(tmp_path / "t.csv", index=False)
+    assert cli.main(["baselines", *words, "--models", "mixed", "--into", str(tmp_path / "runs")]) == 0
+    (run,) = map(read_run, find_runs([str(tmp_path / "runs")]))
+    assert "did not converge" in run.summary["warnings"][0] and "did not converge" in capfd.readouterr().err
+    assert cli.main(["compare", str(tmp_path / "runs")]) == 0
+    assert "did not converge" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("label", "words", "named"),
+    [
+        ("two", ["--models", "mixed,ridge"], "--models ridge"),
+        ("two", ["--models", "local", "--slopes", "a"], "--slopes a"),
+        ("two", ["--slopes", "q"], "--slopes q"),
+        ("three", [], "3 classes"),
+        ("two", ["data.client=null"], "data.client"),
+        ("two", ["method=ditto"], "method"),
+        ("two", ["run_dir=here"], "--into"),
+        ("two", ["eval.clients=participants"], "eval.clients"),
+        ("two", ["data=digits"], "data=table"),
+    ],
+)
+def test_refusals(label: str, words: list[str], named: str, tmp_path: Path, capfd: Any) -> None:
+    settings = table(tmp_path / "t.csv", label)
+    settings = ["clients=2"] if "data=digits" in words else settings
+    assert cli.main(["baselines", *settings, *words, "--into", str(tmp_path / "runs")]) == 2
+    assert named in capfd.readouterr().err and not (tmp_path / "runs").exists()
+
+
+def test_without_statsmodels_the_command_that_installs_it_is_named(monkeypatch: Any, capfd: Any) -> None:
+    monkeypatch.setattr("pflsim.commands.baselines.find_spec", lambda name: None)
+    assert cli.main(["baselines", "data=table"]) == 2
+    assert "pip install 'pflsim[tables]'" in capfd.readouterr().err
