@@ -78,7 +78,8 @@ class Baselines:
             x, y = (np.concatenate([getattr(part, key).numpy() for part in parts]) for key in ("x", "y"))
             rows[split] = Rows(x.astype(np.float64), y, np.repeat(np.arange(len(parts)), [*map(len, parts)]))
         used = np.flatnonzero((np.array(names) != "") & (np.ptp(rows["train"].x, axis=0) > 0))
-        rows = {split: replace(own, x=own.x[:, used]) for split, own in rows.items()}
+        for split, own in rows.items():
+            rows[split] = replace(own, x=own.x[:, used])
         classes = dataset.num_classes if dataset.task == "classification" else 0
         return cls(tuple(names[n] for n in used), rows, trained, classes)
 
@@ -125,9 +126,8 @@ class Baselines:
         train = self._of_trained("train")
         groups = train.clients if local else np.zeros_like(train.clients)
         doing(f"fitting {'local' if local else 'pooled'} regressions with a penalty of {penalty:.2g}")
-        shares = (
-            (np.bincount(train.y, minlength=self.classes) + 1) / (len(train.y) + self.classes) if self.classes else 0
-        )
+        counts = np.bincount(train.y, minlength=self.classes) + 1 if self.classes else np.ones(1)
+        shares = counts / counts.sum()
         models = {group: self._regression(train.of(groups == group), penalty, shares) for group in np.unique(groups)}
 
         def predict(x: np.ndarray, clients: np.ndarray) -> np.ndarray:

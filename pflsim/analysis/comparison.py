@@ -324,8 +324,8 @@ def compare(
     rows = tuple(replace(row, deltas=tuple(own.get(row.label) for own in found)) for row in rows)
     objections, untested = tuple(check_comparable(groups)), (None,) * len(families)
     beside = [replace(row(group, choice, goal), deltas=untested) for group in baselines]
-    more = {"baselines": tuple(best_first(beside) if beside else ())}
-    return Comparison(rows, choice, goal, target is not None, families, tied, same, objections, lead, **more)
+    found = Comparison(rows, choice, goal, target is not None, families, tied, same, objections, lead)
+    return replace(found, baselines=tuple(best_first(beside) if beside else ()))
 
 
 def frontier(comparison: Comparison) -> list[Row]:
