@@ -133,29 +133,37 @@ def run_baselines(settings: Settings, models: Sequence[str], slopes: Sequence[st
         if len(data.rows["val"].y):
             found += rows(chosen, Scope(model, "val", phase))
         new = [] if name == "local" else rows(range(trained, settings.clients), Scope("personal", "test", "received"))
+        own = {"baseline": name} | ({"slopes": list(slopes)} if name == "mixed" and slopes else {})
+        names_of = {**settings.names, "method": method, "model": "linear"}
+        its = replace(settings, method=own, rounds=1, names=names_of)
         folder = create_run_folder(method, dataset.name, settings.seed, None, into)
         with run_lock(folder), run_log(folder):
-            own = {"baseline": name} | ({"slopes": list(slopes)} if name == "mixed" and slopes else {})
-            names_of = {**settings.names, "method": method, "model": "linear"}
-            write_config(folder, asdict(replace(settings, method=own, rounds=1, names=names_of)))
+            write_config(folder, asdict(its))
             write_environment(folder)
+            digest = write_partition(folder, dataset, partition, names, task.record())
             meta = RunMeta(
-                method, dataset.name, ", ".join(filter(None, (names["partition"], names["shift"]))),
-                write_partition(folder, dataset, partition, names, task.record()), "linear", settings.clients, 1,
-                settings.seed, model, phase, "all" if settings.eval.clients == trained else str(settings.eval.clients),
-                measures, partition.names, settings.eval.holdout_clients, 0, dataset.num_classes, dataset.task,
+                method, dataset.name, ", ".join(filter(None, (names["partition"], names["shift"]))), digest, "linear",
+                settings.clients, 1, settings.seed, model, phase,
+                "all" if settings.eval.clients == trained else str(settings.eval.clients), measures, partition.names,
+                settings.eval.holdout_clients, 0, dataset.num_classes, dataset.task,
             )  # fmt: skip
-            with closing(Tracker(folder, meta)) as tracker:
-                if doubt:
-                    tracker.warn(doubt)
-                seconds = {"total": time.perf_counter() - start}
-                clean = tuple(replace(row, outcomes=None) for row in found)
-                tracker.round(RoundRecord(1, tuple(range(trained)), (), {}, clean, seconds, pooled=pooled))
-                if settings.eval.holdout_clients:
-                    tracker.newcomers(NewcomerRecord(1, {row.client: 0 for row in new}, tuple(new), ()))
-                tracker.close(states_saved=False)
+            seconds = {"total": time.perf_counter() - start}
+            found = [replace(row, outcomes=None) for row in found]
+            record = RoundRecord(1, tuple(range(trained)), (), {}, tuple(found), seconds, pooled=pooled)
+            _write(folder, meta, record, NewcomerRecord(1, {row.client: 0 for row in new}, tuple(new), ()), doubt)
         print(f"{method} seed {settings.seed}: {result_line(folder)}", flush=True)
         yield folder
+
+
+def _write(folder: Path, meta: RunMeta, record: RoundRecord, newcomers: NewcomerRecord, doubt: str) -> None:
+    """Write the records of a baseline, which has one round and no checkpoint."""
+    with closing(Tracker(folder, meta)) as tracker:
+        if doubt:
+            tracker.warn(doubt)
+        tracker.round(record)
+        if meta.newcomers:
+            tracker.newcomers(newcomers)
+        tracker.close(states_saved=False)
 
 
 def _rows(
