@@ -38,6 +38,7 @@ COMMANDS = {
     "submit": "ray_actors.submit",
     "tune": "pflsim.commands.tune",
     "probe": "pflsim.commands.probe",
+    "baselines": "pflsim.commands.baselines",
 }
 """Commands, and their modules: `options` adds the options of a command, `execute` runs it and describes it."""
 

@@ -131,7 +131,9 @@ def score(group: Group, choice: Choice) -> float:
 def best_first(rows: Sequence[Row]) -> list[Row]:
     """Return the rows by the mean of the primary metric over clients and seeds; rows without it are left out."""
     found = [row for row in rows if "mean" in row.figures]
-    return sorted(found, key=lambda row: row.figures["mean"].mean, reverse=rows[0].group.runs[0].higher)
+    return sorted(
+        found, key=lambda row: row.figures["mean"].mean, reverse=bool(found) and found[0].group.runs[0].higher
+    )
 
 
 def first_at(run: Run, target: float) -> RoundMetrics | None:
@@ -198,6 +200,7 @@ class Comparison:
         objections: reasons why the groups should not be compared.
         lead: the evidence that the best is ahead of the next; "" if there are none.
         missing: runs that do not count, because others with their method or seed are missing.
+        baselines: rows of `pflsim baselines`, which are in no family and in no sentence, unless there are no others.
     """
 
     rows: tuple[Row, ...]
@@ -210,6 +213,7 @@ class Comparison:
     objections: tuple[str, ...] = ()
     lead: str = ""
     missing: tuple[str, ...] = ()
+    baselines: tuple[Row, ...] = ()
 
     @property
     def reference(self) -> Group:
@@ -291,7 +295,10 @@ def compare(
     """
     if choice is not None and choice not in CHOSEN:
         raise SettingsError(f"--at {choice}: {nearest(choice, CHOSEN)}")
-    runs = [run for group in groups for run in group.runs]
+    baselines = [group for group in groups if group.is_baseline]
+    groups = [group for group in groups if not group.is_baseline] or groups
+    baselines = [] if groups[0] in baselines else baselines
+    runs = [run for group in (*groups, *baselines) for run in group.runs]
     without = [run for run in runs if run.at("best_val") is None]
     if choice == "best_val" and without:
         raise SettingsError(f"--at best_val: {without[0].folder} has no validation results; use --at last")
@@ -299,10 +306,10 @@ def compare(
     base = find_reference(groups, reference)
     if reference is None and len({group.method for group in groups}) == 1:
         base = max(groups, key=lambda group: score(group, choice))
-    goal = common_target(runs) if target is None else target
+    goal = common_target([run for group in groups for run in group.runs]) if target is None else target
     rows = tuple(row(group, choice, goal) for group in groups)
     families, tied, same, lead = (Family(base),), (), (), ""
-    if len(groups) > 1 and not check_evaluation(groups):
+    if len(groups) > 1 and not groups[0].is_baseline and not check_evaluation(groups):
         values = values_of(groups, choice)
         others = [group for group in groups if group.method == "fedavg" and group is not base and len(groups) > 2]
         families = tuple(family(groups, each, values) for each in (base, *(others if len(others) == 1 else ())))
@@ -315,8 +322,10 @@ def compare(
             tied = (ordered[0].label, *(d.group.label for d in alike if d.group.label not in equal))
     found = [{d.group.label: d for d in each.differences} for each in families]
     rows = tuple(replace(row, deltas=tuple(own.get(row.label) for own in found)) for row in rows)
-    objections = tuple(check_comparable(groups))
-    return Comparison(rows, choice, goal, target is not None, families, tied, same, objections, lead)
+    objections, untested = tuple(check_comparable(groups)), (None,) * len(families)
+    beside = [replace(row(group, choice, goal), deltas=untested) for group in baselines]
+    found = Comparison(rows, choice, goal, target is not None, families, tied, same, objections, lead)
+    return replace(found, baselines=tuple(best_first(beside) if beside else ()))
 
 
 def frontier(comparison: Comparison) -> list[Row]:
@@ -339,7 +348,8 @@ def frontier(comparison: Comparison) -> list[Row]:
 def compare_sets(runs: Iterable[Run], reference: str | None = None, **options: Any) -> list[Comparison]:
     """Compare each set of runs with the same examples and the same evaluation, with the same seeds of all groups.
 
-    Groups or seeds for which runs are missing are left out, so that the most runs count. If no two groups share a set,
+    Groups or seeds for which runs are missing are left out, so that the most runs count; baselines do not decide which.
+    If no two groups share a set,
     as in a sweep over partitions with one method, all groups are compared at once. A set without the reference uses
     the default one, unless no set has it. See `compare` for the reference and the options.
     """
@@ -359,7 +369,11 @@ def compare_sets(runs: Iterable[Run], reference: str | None = None, **options: A
     names = [reference if has or not any(known) else None for has in known]
     found = list[Comparison]()
     for members, name in counted("comparing the runs", [*zip(sets, names, strict=True)]):
-        kept = _largest_table(members, _named(members, name))
+        judged = [group for group in members if not group.is_baseline] or members
+        kept = _largest_table(judged, _named(judged, name))
+        seeds = {seed for group in kept for seed in group.seeds}
+        others = [group for group in members if group not in judged and seeds <= {*group.seeds}]
+        kept += [replace(g, runs=tuple(run for run in g.runs if run.seed in seeds)) for g in others]
         used = {run.folder for group in kept for run in (*group.runs, *group.left_out)}
         out = (run for group in members for run in group.runs if run.folder not in used)
         missing = tuple(f"{identity(run.method).display} seed {run.seed}" for run in out)

@@ -5,15 +5,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pflsim.analysis.runs import Run, distinguishes, run_settings
+from pflsim.analysis.runs import FEDERATION, PROTOCOL, Run, distinguishes, run_settings
 from pflsim.config.names import written
-from pflsim.display.identity import identity
+from pflsim.display.identity import identity, is_baseline
 from pflsim.errors import SettingsError
-
-FEDERATION = ("data", "shift", "partition", "split", "clients")
-"""Settings that determine, with the seed, every client's examples. If groups share a seed, the hash decides."""
-PROTOCOL = ("eval.clients", "eval.every", "eval.holdout_clients", "eval.primary", "eval.mode", "task.name")
-"""Settings that determine which clients are evaluated and in which rounds."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +35,11 @@ class Group:
     def name(self) -> str:
         """The label with the method's name in the settings: `fedrep lr=0.1`."""
         return _with_settings(self.method, self.settings)
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether these are runs of `pflsim baselines`."""
+        return is_baseline(self.method)
 
     @property
     def seeds(self) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from pflsim.config.components import COMPONENTS
 from pflsim.config.names import nearest
 from pflsim.config.settings import Settings, dotted
 from pflsim.display.formats import Choice
+from pflsim.display.identity import is_baseline
 from pflsim.errors import SettingsError, reading
 from pflsim.records.environment import read_environment, read_sessions
 from pflsim.records.evaluation import Evaluation, Scope, evaluation
@@ -47,6 +48,11 @@ the size of stacks (which change at most the last bits of a result), and what is
 
 SETS: dict[str, EvalPhase] = {"new_received": "received", "new_trained": "trained"}
 """What clients that join after the last round can be judged on: the model as received, and after local training."""
+
+FEDERATION = ("data", "shift", "partition", "split", "clients")
+"""Settings that determine, with the seed, every client's examples. If groups share a seed, the hash decides."""
+PROTOCOL = ("eval.clients", "eval.every", "eval.holdout_clients", "eval.primary", "eval.mode", "task.name")
+"""Settings that determine which clients are evaluated and in which rounds."""
 
 Inputs = keys({
     "shape": list[int], "dtype": str, "scale": float, "mean": list[float] | None, "std": list[float] | None,
@@ -407,8 +413,11 @@ def distinguishes(name: str, key: Mapping[str, Any], keys: Sequence[Mapping[str,
     """Return whether a setting differs between groups; a component's setting, between groups with that component.
 
     The name of a method includes its server optimiser. The learning rate, which is tuned for each method, is a setting
-    of the method.
+    of the method. A setting of a baseline that it does not use, such as its learning rate, is not compared with runs.
     """
-    component = "method" if name == "lr" else name.partition(".")[0].replace("server_optimizer", "method")
+    component, baseline = name.partition(".")[0].replace("server_optimizer", "method"), is_baseline(key["method"])
+    component = "method" if name == "lr" else component
+    used = {name, component} & {*FEDERATION, *PROTOCOL} - {"eval.every"}
+    keys = [k for k in keys if used or is_baseline(k["method"]) == baseline]
     peers = [k for k in keys if name == component or component not in COMPONENTS or k[component] == key[component]]
     return any(name not in other or other[name] != key[name] for other in peers)

@@ -64,7 +64,7 @@ def tables(comparison: Comparison, plot: str = "") -> list[Table]:
 
 def figures(comparison: Comparison, plot: str = "") -> Table:
     """Return a table with one line per group, the best first if they can be compared."""
-    rows = [*comparison.lines, *(row for row in comparison.rows if row not in comparison.lines)]
+    rows = [*comparison.lines, *(row for row in comparison.rows if row not in comparison.lines), *comparison.baselines]
     cells = {"method": [row.label for row in rows]}
     cells[MODEL] = [f"{row.scope.model}, {row.scope.phase}" for row in rows]
     if len({row.group.seeds for row in rows}) > 1:
@@ -152,8 +152,9 @@ def paired(comparison: Comparison, family: Family) -> Table:
 
 def records(comparison: Comparison) -> list[dict[str, Any]]:
     """Return one record of plain numbers per group, all with the same keys; a missing value is None."""
-    settings = dict.fromkeys(key for group in comparison.groups for key in group.settings)
-    return [_record(comparison, row, list(settings)) for row in comparison.rows]
+    rows = (*comparison.rows, *comparison.baselines)
+    settings = dict.fromkeys(key for row in rows for key in row.group.settings)
+    return [_record(comparison, row, list(settings)) for row in rows]
 
 
 def _record(comparison: Comparison, row: Row, settings: list[str]) -> dict[str, Any]:
@@ -256,6 +257,9 @@ def notes(comparison: Comparison) -> Iterator[str]:
     unnamed = [group.label for group in comparison.groups if "lr" not in group.settings]
     if len({*rates.values()}) > 1 and unnamed:
         yield f"lr: {', '.join(f'{rates[label]} ({label})' for label in unnamed)}"
+    if comparison.baselines:
+        labels = listed([row.label for row in comparison.baselines])
+        yield f"{labels}: baselines on the same rows, in no test; pooled and mixed ones see the rows of all clients"
     yield from (f"the same {primary} on every client in every seed: {listed(each)}" for each in comparison.identical)
     yield from remarks(comparison)
     for group in comparison.groups:
@@ -271,6 +275,8 @@ def cautions(comparison: Comparison) -> Iterator[str]:
     if comparison.missing:
         yield f"left out, since runs with their method or seed are missing: {listed(comparison.missing)}"
     yield from incomplete(comparison.runs)
+    beside = [run for row in comparison.baselines or comparison.rows for run in row.group.runs if row.group.is_baseline]
+    yield from (f"{run.folder}: {text}" for run in beside for text in run.summary.get("warnings", ()))
 
 
 def remarks(comparison: Comparison) -> Iterator[str]:

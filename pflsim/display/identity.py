@@ -22,6 +22,7 @@ FAMILIES = {
     "cluster": "Clusters of clients",
     "global": "One global model",
     "own": "Other methods",
+    "baseline": "Regressions",
 }
 """The families' names for readers, in the order of pages."""
 OWN = (("#384800", "#dcea92"), ("#596a18", "#aebe68"), ("#80903e", "#839340"))
@@ -73,3 +74,8 @@ def identity(method: str) -> Identity:
     parts = (known[part].display if part in known else part.rpartition(".")[2] for part in method.split("+"))
     mark, dash = [*MARKS][number // len(OWN) % len(MARKS)], [*DASHES][number % len(OWN)]
     return Identity(method, "+".join(parts), "own", light, dark, mark, dash)
+
+
+def is_baseline(method: str) -> bool:
+    """Return whether a method is one of `pflsim baselines`, which belongs to no family of comparisons."""
+    return identity(method).family == "baseline"

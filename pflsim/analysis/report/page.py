@@ -53,7 +53,7 @@ def page(folders: Sequence[Path], study: Path | None = None) -> str:
         raise SettingsError("\n".join(["no run has an evaluated round", *first, *["…"] * (len(read) > 3)]))
     runs = [run for run in runs if run.complete] or runs  # if none is finished, what there is so far
     sets = compare_sets(runs)
-    groups = [group for comparison in sets for group in comparison.groups]
+    groups = [row.group for comparison in sets for row in (*comparison.rows, *comparison.baselines)]
     used = {run.folder for group in groups for run in (*group.runs, *group.left_out)}
     out = [_why(folder, run) for folder, run in read if not run or run.folder not in used]
     timed = details.undisturbed(run for _, run in read if run)
@@ -72,7 +72,8 @@ def _why(folder: Path, run: Run | None) -> tuple[str, str]:
 
 def _benchmark(whole: Comparison) -> Benchmark:
     grid = None if check_evaluation(whole.groups) else grid_of(whole.groups, whole.choice)
-    comparison = compare(grid.shown, whole.choice) if grid and len(whole.groups) > MAX_GROUPS else whole
+    beside = [row.group for row in whole.baselines]
+    comparison = compare([*grid.shown, *beside], whole.choice) if grid and len(whole.groups) > MAX_GROUPS else whole
     return Benchmark(comparison, whole, grid)
 
 
@@ -123,7 +124,7 @@ def _render(benchmarks: Sequence[Benchmark], out: Sequence[tuple[str, str]], stu
     from markupsafe import Markup
 
     comparisons = [benchmark.comparison for benchmark in benchmarks]
-    who = list(dict.fromkeys(line.who for benchmark in benchmarks for line in benchmark.comparison.lines))
+    who = list(dict.fromkeys(line.who for each in comparisons for line in (*each.lines, *each.baselines)))
     who += [method.who for method in (study.methods if study else ()) if method.who not in who]
     env = environment(who)
     names = varying(comparisons)
