@@ -136,11 +136,12 @@ class InitialStates(dict[int, Tensors]):
 
     def __init__(self, factory: ClientFactory, modules: Mapping[int, ClientModule]):
         self._factory, self._modules = factory, modules
-        self._common = {variant: snapshot(module.state_dict()) for variant, module in modules.items()}
+        self.common = {variant: snapshot(module.state_dict()) for variant, module in modules.items()}
+        """By variant the initial state, from which clients begin unless `init` is per_client."""
 
     def __missing__(self, client: int) -> Tensors:
         variant = self._factory.variant_of(client)
-        state = self._common[variant]
+        state = self.common[variant]
         if self._factory.init == "per_client":
             own, module = snapshot(self._factory.build(variant, client).state_dict()), self._modules[variant]
             for chosen in (module.shared, module.equal_start):

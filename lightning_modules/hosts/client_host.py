@@ -61,7 +61,8 @@ class ClientHost:
         self.device = claim_device(factory.device, factory.gpu_share, factory.training.precision)
         with torch_threads(factory.threads):
             self.modules = {v: factory.build(v) for v in sorted({factory.variant_of(c) for c in clients})}
-            self.states: dict[int, Tensors] = InitialStates(factory, self.modules)
+            self._initial = InitialStates(factory, self.modules)
+            self.states: dict[int, Tensors] = self._initial
         for module in self.modules.values():
             module.to(self.device)
             if self.device.type == "cpu":
@@ -274,7 +275,8 @@ class ClientHost:
         first, found = next(iter(messages)), dict[tuple[Split, int], EvalRow]()
         if allowed(self.modules[self.factory.variant_of(first)], request):
             with self.module_for(request, first, messages[first]) as module, module.autocast():
-                predictor = GroupPredictor(module, request, self.states, messages, self.factory.eval_batch_size)
+                initial, size = self._initial.common[self.factory.variant_of(first)], self.factory.eval_batch_size
+                predictor = GroupPredictor(module, request, self.states, initial, messages, size)
                 for split in request.splits:
                     examples = {client: self.shards[client].split(split) for client in messages}
                     parts = {client: part for client, part in examples.items() if len(part)}

@@ -83,6 +83,7 @@ class GroupPredictor:
         module: with the first client's values, in evaluation mode.
         request: what is evaluated.
         states: the private states.
+        initial: the state of clients that have not trained; they predict as with a shared model.
         messages: the message of each client, see `ClientHost.run`.
         batch_size: examples per forward pass; None: the default of the device.
     """
@@ -92,10 +93,11 @@ class GroupPredictor:
         module: ClientModule,
         request: EvalRequest,
         states: Mapping[int, Tensors],
+        initial: Tensors,
         messages: Mapping[int, Message | None],
         batch_size: int | None = None,
     ):
-        self.module = module
+        self.module, self.initial = module, initial
         self.limit, self.rows = batch_size or FORWARD_BATCH[module.device.type], batch_size or STACK_ROWS
         self.name = "predict_global" if request.model == "global" else "predict"
         first, *others = messages.values()
@@ -112,6 +114,7 @@ class GroupPredictor:
         anchors = anchored(module) if request.model == "personal" and request.phase == "received" else {}
         self.values: dict[int, Tensors | None] = {}
         """By client the tensors of its model; None if they differ from those of the first one in shape."""
+        self._last: tuple[Sequence[int], Tensors] = (), {}
         if not self.shared and (files <= STACKED or module.device.type == "cuda"):
             self.values = {c: received(template, anchors, states[c], message) for c, message in messages.items()}
 
@@ -119,34 +122,55 @@ class GroupPredictor:
     def predict(self, examples: Mapping[int, Examples]) -> Iterator[Predictions]:
         """Yield predictions for these clients' examples, of each at least one; leaves out those that are alone."""
         if self.shared:
-            predict: Callable[[Tensor], Tensor] = getattr(self.module, self.name)
-            for clients in _divided(examples, lambda some: sum(len(examples[c]) for c in some) <= self.rows):
-                pool = _joined([examples[client] for client in clients], torch.cat)
-                outputs = torch.cat([predict(inputs) for inputs, _ in pool.in_turn(self.limit)])
-                yield Predictions(clients, [len(examples[client]) for client in clients], outputs, pool.y)
+            yield from self._pooled([*examples], examples, getattr(self.module, self.name))
             return
 
         size = sum(value.nbytes for value in self.module.state_dict(keep_vars=True).values())
 
-        def fits(some: Sequence[int]) -> bool:
+        def fits(number: int, total: int, longest: int, shortest: int) -> bool:
             """Return whether clients in descending order of their examples have few, and at most half are padding."""
-            longest = len(examples[some[0]])
-            few = len(some) * longest <= self.rows and len(some) * size <= STACK_BYTES[self.module.device.type]
-            return few and longest <= 2 * len(examples[some[-1]])
+            few = number * longest <= self.rows and number * size <= STACK_BYTES[self.module.device.type]
+            return few and longest <= 2 * shortest
 
         stackable = [client for client in examples if self.values.get(client) and len(examples[client]) <= self.limit]
-        for clients in _divided(sorted(stackable, key=lambda c: (-len(examples[c]), c)), fits):
+        # by value, because the states of a resumed run are other objects
+        if len(untrained := {client: None for client in stackable if self._is_initial(client)}) > 1:
+            stackable = [client for client in stackable if client not in untrained]
+            names, device = self.values[next(iter(untrained))] or {}, self.module.device
+            values = {f"module.{name}": self.initial[name].to(device, copy=True) for name in names}
+            model = AsForward(self.module, self.name)
+            yield from self._pooled([*untrained], examples, lambda inputs: functional_call(model, values, (inputs,)))
+        for clients in _divided(sorted(stackable, key=lambda c: (-len(examples[c]), c)), examples, fits):
             if len(clients) > 1:  # one alone would compute on its stored state
                 yield self._stacked(clients, [examples[client] for client in clients])
 
+    def _pooled(
+        self, clients: Sequence[int], examples: Mapping[int, Examples], predict: Callable[[Tensor], Tensor]
+    ) -> Iterator[Predictions]:
+        for some in _divided(clients, examples, lambda number, total, first, last: total <= self.rows):
+            pool = _joined([examples[client] for client in some], torch.cat)
+            outputs = torch.cat([predict(inputs) for inputs, _ in pool.in_turn(self.limit)])
+            yield Predictions(some, [len(examples[client]) for client in some], outputs, pool.y)
+
+    def _is_initial(self, client: int) -> bool:
+        found = self.values[client] or {}
+        return all(
+            value is (first := self.initial.get(name)) or first is not None and torch.equal(value.cpu(), first)
+            for name, value in found.items()
+        )
+
     def _stacked(self, clients: Sequence[int], parts: Sequence[Examples]) -> Predictions:
-        found: list[Tensors] = [self.values[client] or {} for client in clients]
-        names = {f"module.{name}": stacked([own[name] for own in found], self.module.device) for name in found[0]}
+        if clients != self._last[0]:  # splits have mostly the same stacks
+            found: list[Tensors] = [self.values[client] or {} for client in clients]
+            self._last = (
+                clients,
+                {f"module.{n}": stacked([own[n] for own in found], self.module.device) for n in found[0]},
+            )
         sizes, longest = [len(part) for part in parts], max(map(len, parts))
         padded = _joined(parts, lambda tensors: pad_sequence(tensors, batch_first=True).flatten(0, 1))
         inputs, targets = padded.batch(slice(None))
         predict = vmap(lambda values, own: functional_call(AsForward(self.module, self.name), values, (own,)))
-        outputs = predict(names, inputs.unflatten(0, (len(parts), longest))).flatten(0, 1)
+        outputs = predict(self._last[1], inputs.unflatten(0, (len(parts), longest))).flatten(0, 1)
         rows = torch.arange(len(outputs), device=outputs.device).view(len(parts), longest)
         kept = torch.cat([own[:size] for own, size in zip(rows, sizes, strict=True)])
         return Predictions(clients, sizes, outputs[kept], targets[kept])
@@ -156,14 +180,24 @@ def _batches(outputs: Tensor, targets: Tensor, size: int) -> Iterator[tuple[Tens
     return zip(outputs.split(size), targets.split(size), strict=True)
 
 
-def _divided(clients: Iterable[int], fits: Callable[[Sequence[int]], bool]) -> Iterator[list[int]]:
-    """Divide clients into pieces in their order, each as long as it fits, of one at least."""
-    piece = list[int]()
+def _divided(
+    clients: Iterable[int], examples: Mapping[int, Examples], fits: Callable[[int, int, int, int], bool]
+) -> Iterator[list[int]]:
+    """Divide clients into pieces in their order, each as long as it fits, of one at least.
+
+    Args:
+        clients: their ids.
+        examples: of each client.
+        fits: whether a piece fits, by its numbers of clients and examples, and those of its first and last client.
+    """
+    piece, total = list[int](), 0
     for client in clients:
-        if piece and not fits([*piece, client]):
+        own = len(examples[client])
+        if piece and not fits(len(piece) + 1, total + own, len(examples[piece[0]]), own):
             yield piece
-            piece = []
+            piece, total = [], 0
         piece.append(client)
+        total += own
     if piece:
         yield piece
 

@@ -99,6 +99,21 @@ def test_private_buffers_decide_and_are_not_written(double: None) -> None:
     assert not any(state["calls"] for state in states(executor).values())
 
 
+def test_clients_that_have_not_trained_share_a_model_whatever_stores_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = prepared(*UNEVEN, "method=ditto", "fraction=0.25")
+    executor = inline(replace(made, factory=replace(made.factory, groups=(tuple(range(12)),))))
+    rounds(executor, 1, 12, 0.25)
+    pooled, pool = list[int](), GroupPredictor._pooled
+    monkeypatch.setattr(GroupPredictor, "_pooled", lambda *own: (pooled.append(len(own[1])), pool(*own))[1])
+    request = EvalRequest("personal", "trained", tuple(range(12)), ("test",), 1)
+    before = executor.evaluate(request)
+    for client in range(12):  # as after resuming
+        state = executor.host.states[client]
+        executor.host.states[client] = {name: value.clone() for name, value in state.items()}
+    assert executor.evaluate(request) == before
+    assert pooled == [9, 9]
+
+
 class Failing(FedAvg):
     """Fails for a client whose head has a large bias."""
 
