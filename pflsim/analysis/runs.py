@@ -97,6 +97,7 @@ class Run:
         history: the lines of metrics.jsonl.
         partition: partition.json without the rows.
         environment: environment.json.
+        trusted: whether this process has run it, so that `load_model` may run the code that its folder names.
     """
 
     folder: Path
@@ -105,6 +106,7 @@ class Run:
     history: tuple[RoundMetrics, ...]
     partition: Mapping[str, Any]
     environment: Mapping[str, Any]
+    trusted: bool = False
 
     @property
     def name(self) -> str:
