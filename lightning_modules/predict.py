@@ -10,7 +10,7 @@ from lightning_modules.export import TRUSTED, LoadedModel, SavedModels
 from pflsim.data.sources.cells import read_frame
 from pflsim.data.sources.frames import FORM
 from pflsim.errors import SettingsError, reading
-from pflsim.progress import doing, watched
+from pflsim.progress import doing
 from pflsim.types import ModelKind
 
 
@@ -33,16 +33,16 @@ def execute(given: argparse.Namespace) -> None:
     probability of each class and the class, or the value; and the model, the name of its client, and its round. A
     client that the run does not have gets the global model.
     """
-    with watched(None):
-        doing(f"loading the model of {given.run}")
-        model = _chosen(SavedModels(given.run, given.round, given.trusted), given.client, given.model)
-        inputs = getattr(model.encoder, "inputs", ())
-        with reading(given.table, FORM):
-            table = read_frame(str(given.table), getattr(model.encoder, "categories", inputs))
-        doing(f"predicting {len(table):,} rows")
-        found = table.drop(columns=inputs, errors="ignore").join(model.predict_frame(table), rsuffix="_predicted")
-        with reading(given.out, "a file that can be written"):
-            found.to_csv(given.out, index_label="row")
+    doing(f"loading the model of {given.run}")
+    model = _chosen(SavedModels(given.run, given.round, given.trusted), given.client, given.model)
+    inputs = getattr(model.encoder, "inputs", ())
+    with reading(given.table, FORM):
+        table = read_frame(str(given.table), getattr(model.encoder, "categories", inputs))
+    doing(f"predicting {len(table):,} rows")
+    found, others = model.predict_frame(table), table.drop(columns=inputs)
+    found = others.merge(found, left_index=True, right_index=True, suffixes=("", "_predicted"))
+    with reading(given.out, "a file that can be written"):
+        found.to_csv(given.out, index_label="row")
     about = model.about
     whose = f"the {about['model']} model" + f" of {about['name']}" * bool(about["name"])
     print(f"{given.out}: {len(found):,} rows by {whose} ({about['method']}, round {about['round']})")
