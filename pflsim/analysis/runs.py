@@ -7,7 +7,7 @@ import io
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, cast
@@ -106,7 +106,7 @@ class Run:
     history: tuple[RoundMetrics, ...]
     partition: Mapping[str, Any]
     environment: Mapping[str, Any]
-    trusted: bool = False
+    trusted: bool = field(default=False, compare=False)
 
     @property
     def name(self) -> str:
