@@ -45,7 +45,6 @@ from pflsim.types import ModelKind
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-TRUSTED = "also run code from outside pflsim that the folder names, and read pickles in it"
 BATCH = 4096
 """Rows that are predicted together."""
 
@@ -316,15 +315,21 @@ def write(model: LoadedModel, folder: Path, name: str) -> tuple[Path, int]:
     return folder / f"{name}.pt2", len(state)
 
 
-def options(add: Callable[..., Any]) -> None:
-    """Add the options of the command."""
+def choose_model(add: Callable[..., Any]) -> None:
+    """Add the options that choose a model, besides its client."""
     add("run", type=Path, metavar="RUN", help="the run folder; the run may still be running")
-    add("--client", metavar="N", help="id or name, several ids with commas (1,2,5), or all; default: the global model")
     add("--round", metavar="ROUND", help="best, last or a number; default: best, or last if best was not saved")
     whose = "the client's model or the server's; default: the reported model"
     add("--model", choices=["personal", "global"], help=whose)
+    trusted = "also run code from outside pflsim that the folder names, and read pickles in it"
+    add("--trusted", action="store_true", help=trusted)
+
+
+def options(add: Callable[..., Any]) -> None:
+    """Add the options of the command."""
+    choose_model(add)
+    add("--client", metavar="N", help="id or name, several ids with commas (1,2,5), or all; default: the global model")
     add("--out", type=Path, metavar="DIR", help="the folder to write to; default: RUN/export")
-    add("--trusted", action="store_true", help=TRUSTED)
 
 
 def execute(given: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lightning_modules.export import TRUSTED, LoadedModel, SavedModels
+from lightning_modules.export import LoadedModel, SavedModels, choose_model
 from pflsim.data.sources.cells import read_frame
 from pflsim.data.sources.frames import FORM
 from pflsim.errors import SettingsError, reading
@@ -16,14 +16,10 @@ from pflsim.types import ModelKind
 
 def options(add: Callable[..., Any]) -> None:
     """Add the options of the command."""
-    add("run", type=Path, metavar="RUN", help="the run folder; the run may still be running")
+    choose_model(add)
     add("table", type=Path, metavar="TABLE", help=f"the rows: {FORM}")
     add("--client", metavar="NAME", help="name or id of the client whose model predicts; default: the global model")
     add("--out", type=Path, metavar="FILE", default=Path("predictions.csv"), help="default: predictions.csv")
-    add("--round", metavar="ROUND", help="best, last or a number; default: best, or last if best was not saved")
-    whose = "the client's model or the server's; default: the reported model"
-    add("--model", choices=["personal", "global"], help=whose)
-    add("--trusted", action="store_true", help=TRUSTED)
 
 
 def execute(given: argparse.Namespace) -> None:

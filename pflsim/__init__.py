@@ -260,9 +260,9 @@ def _saved(run: Run | str | Path, round: int | str | None, trusted: bool) -> tup
     from pflsim.analysis.runs import Run
 
     importlib.import_module("lightning_modules.quick_import")
-    exports, known = importlib.import_module("lightning_modules.export"), isinstance(run, Run)
-    folder, name = run.folder if known else Path(run), None if round is None else str(round)
-    return exports, exports.SavedModels(folder, name, trusted or known and run.trusted)
+    exports, name = importlib.import_module("lightning_modules.export"), None if round is None else str(round)
+    folder, own = (run.folder, run.trusted) if isinstance(run, Run) else (Path(run), False)
+    return exports, exports.SavedModels(folder, name, trusted or own)
 
 
 def resume(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -76,22 +76,21 @@ class Fitted:
         known: of each category, its texts, each of which is an input.
     """
 
-    fillings: list[float] = field(default_factory=list)
-    means: list[float] = field(default_factory=list)
-    scales: list[float] = field(default_factory=list)
-    modes: list[str | int] = field(default_factory=list)
-    known: list[list[str | int]] = field(default_factory=list)
+    fillings: list[float]
+    means: list[float]
+    scales: list[float]
+    modes: list[str | int]
+    known: list[list[str | int]]
 
     @classmethod
     def of(cls, transformer: Any) -> Fitted:
         """Return what a fitted `ColumnTransformer` of scikit-learn has."""
-        found = dict[str, Any]()
-        for name, steps, columns in transformer.transformers_:
-            if columns and name == "numbers":
-                found |= {"fillings": steps[0].statistics_, "means": steps[1].mean_, "scales": steps[1].scale_}
-            elif columns and name == "categories":
-                found |= {"modes": steps[0].statistics_, "known": steps[1].categories_}
-        return cls(**{name: [*map(_plain, values)] for name, values in found.items()})
+        (_, numbers, counted), (_, categories, named) = transformer.transformers_[:2]
+        found = (numbers[0].statistics_, numbers[1].mean_, numbers[1].scale_) if counted else [np.empty(0)] * 3
+        fillings, means, scales = (values.tolist() for values in found)
+        modes = categories[0].statistics_.tolist() if named else []
+        known = [texts.tolist() for texts in categories[1].categories_] if named else []
+        return cls(fillings, means, scales, modes, known)
 
     def transform(self, columns: DataFrame) -> np.ndarray:
         """Return the inputs [n, features] float32 of the numbers and, after them, the categories of rows."""
@@ -104,11 +103,6 @@ class Fitted:
             codes = Index(known, dtype=object).get_indexer(texts.where(texts.notna(), mode))
             parts.append(np.eye(len(known) + 1, len(known))[codes])  # the last row is that of unknown texts
         return np.hstack(parts).astype(np.float32)
-
-
-def _plain(value: Any) -> Any:
-    """Return a number or text of NumPy, or an array of them, as Python's."""
-    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
 
 
 @dataclass(frozen=True)
