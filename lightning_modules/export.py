@@ -1,15 +1,19 @@
 """Loads models from a run folder, and writes them as programs of torch.export and as safetensors."""
 
+from __future__ import annotations
+
 import argparse
 import io
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, redirect_stderr
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,10 +25,10 @@ from lightning_modules.nets.net import choose_memory_format
 from lightning_modules.nets.own import OwnNet, bind_models
 from lightning_modules.training import Training
 from pflsim.analysis.runs import PartitionFile, read_run
-from pflsim.config.components import bind_method, component_name
+from pflsim.config.components import bind_method, component_name, reading_folder
 from pflsim.config.names import nearest
 from pflsim.data.federated import scaled
-from pflsim.data.record import ENCODER
+from pflsim.data.record import read_encoder
 from pflsim.errors import SettingsError, reading
 from pflsim.messages import Message
 from pflsim.params import load, load_state
@@ -34,8 +38,15 @@ from pflsim.records.saved_settings import saved_settings
 from pflsim.records.trace import write_tensors
 from pflsim.seeding import seeded_global
 from pflsim.servers.base import ServerRule
+from pflsim.tasks.metrics import predicted_classes, probabilities
 from pflsim.tasks.task import Task
 from pflsim.types import ModelKind
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+BATCH = 4096
+"""Rows that are predicted together."""
 
 
 class LoadedModel(nn.Module):
@@ -69,6 +80,38 @@ class LoadedModel(nn.Module):
             x = scaled(inputs, self.about["scale"], self.mean, self.std)
             return client.criterion.scores(client.predict_global(x) if self.predict_global else client.predict(x))
 
+    def predict_frame(self, frame: DataFrame) -> DataFrame:
+        """Return what the model predicts for rows with the columns of the run's table or texts.
+
+        Texts of categories that the training rows do not have are named on standard error; they count as none.
+
+        Returns:
+            With the frame's index: the probability of each class and the class, or the value; the model, the name of
+            its client, and its round.
+
+        Raises:
+            SettingsError: a column is missing or has other cells, or the run has no table and no texts.
+        """
+        from pandas import DataFrame
+
+        if self.encoder is None:
+            raise SettingsError("the data of the run are no table and no texts; call the model with its examples")
+        if unknown := [*self.encoder.unknown(frame)]:
+            print(f"categories that no training row has: {'; '.join(unknown)}", file=sys.stderr)
+        inputs, task = torch.from_numpy(self.encoder(frame, self.about["client"])), self.client.criterion.task.name
+        with torch.no_grad():
+            scores = torch.cat([self(part) for part in inputs.split(BATCH)]).float()
+        numbers = probabilities(task, scores).float().numpy()
+        names = ["value"] if task == "regression" else [f"probability_{value}" for value in self.about["values"]]
+        found = DataFrame(numbers, frame.index, names)
+        if task == "classification":
+            found["class"] = np.array([*self.about["values"], None], object)[self.decide(scores).numpy()]
+        return found.assign(model=self.about["model"], client=self.about["name"], round=self.about["round"])
+
+    def decide(self, scores: Tensor) -> Tensor:
+        """Return the classes [n] that scores [n, C] stand for; −1 where scores are not finite."""
+        return predicted_classes(scores)
+
     def save_pretrained(self, folder: str | Path) -> None:
         """Write a model of transformers or PEFT in its library's format; with `lora`, write the adapters and the head.
 
@@ -98,12 +141,18 @@ class SavedModels:
     Args:
         folder: the run folder; the run may still be running.
         round_name: see `pflsim.records.checkpoint_read.choose_checkpoint`.
+        trusted: see `pflsim.config.components.reading_folder`.
 
     Raises:
-        SettingsError: the folder or the checkpoint cannot be read.
+        SettingsError: the folder or the checkpoint cannot be read, or loading them would run code of others.
     """
 
-    def __init__(self, folder: Path, round_name: str | None = None):
+    def __init__(self, folder: Path, round_name: str | None = None, trusted: bool = False):
+        self._reading = partial(reading_folder, folder, trusted)
+        with self._reading():
+            self._read(folder, round_name)
+
+    def _read(self, folder: Path, round_name: str | None) -> None:
         best = read_run(folder).at("best_val")
         self.settings = saved_settings(folder, ("method", "model"))
         self.clients = self.settings.clients - self.settings.eval.holdout_clients
@@ -115,12 +164,8 @@ class SavedModels:
             task = record.get("task", {"name": "classification", "targets": self._classes})
         self._named = "names" in record
         self.names = list(record.get("names", map(str, range(self.settings.clients))))
-        self._encoder = None
-        if (file := folder / ENCODER).exists():
-            import joblib
-
-            with reading(file, "what a run has written"):
-                self._encoder = joblib.load(file)
+        self._values = list(record.get("values", map(str, range(self._classes))))
+        self._encoder = read_encoder(folder)
         make_client, self._make_rule = bind_method(self.settings.method)
         nets, tokens = bind_models(self.settings, None), self._inputs["tokens"]
         if tokens is not None:
@@ -130,13 +175,13 @@ class SavedModels:
         if fields := tuple(self._inputs.get("fields", ())):
             nets = tuple(partial(net, fields=fields) for net in nets)
         adjust = replace(Adjustments.of(self.settings), weights=None)  # the run has them
-        self._folder, seed = folder, self.settings.seed
+        self.folder, seed = folder, self.settings.seed
         self._factory = ClientFactory(make_client, nets, training, shape, outputs, seed, adjust)
 
     def _module(self, variant: int = 0) -> ClientModule:
         """Return a module with its initial values."""
         module = self._factory.build(variant)
-        load_frozen(self._folder, variant, module.net)
+        load_frozen(self.folder, variant, module.net)
         choose_memory_format(module, module.net)  # as in the run: the order of sums depends on it
         return module
 
@@ -163,12 +208,13 @@ class SavedModels:
         Raises:
             SettingsError: there is no such client or model, or the checkpoint does not have it.
         """
-        client = None if client is None else self._id(client)
-        if client is not None and not 0 <= client < self.clients:
-            late = " joined after the last round, so no checkpoint has its model" * (client < self.settings.clients)
-            raise SettingsError(f"client {client}{late}: choose one of the clients 0 to {self.clients - 1}")
+        client = None if client is None else self.id_of(client)
         if client is None and model == "personal":
             raise SettingsError("a personal model is a client's: give a client")
+        with self._reading():
+            return self._load(client, model)
+
+    def _load(self, client: int | None, model: ModelKind | None) -> LoadedModel:
         module = self._module(0 if client is None else self._factory.variant_of(client))
         module.round_number = self.checkpoint.round
         which = "global" if client is None else model or module.reported_model
@@ -186,15 +232,23 @@ class SavedModels:
             "method": self.method, "client": client, "round": self.checkpoint.round, "model": which, "phase": phase,
             **{key: self.checkpoint.header.get(key) for key in ("data", "partition_hash", "seed")},
             "net": component_name(self.settings, "model"), "classes": self._classes, **self._inputs,
+            "name": "" if client is None else self.names[client], "values": self._values,
         }  # fmt: skip
         return LoadedModel(module, which == "global", about, self._encoder).eval()
 
-    def _id(self, client: int | str) -> int:
-        """Return the id of a client with this name, or with this id if names are no numbers."""
+    def id_of(self, client: int | str) -> int:
+        """Return the id of a client with this name, or with this id if names are no numbers.
+
+        Raises:
+            SettingsError: no checkpoint has such a client.
+        """
         if str(client) in self.names:
-            return self.names.index(str(client))
-        if isinstance(client, str) or self._named and any(map(str.isdecimal, self.names)):
+            client = self.names.index(str(client))
+        elif isinstance(client, str) or self._named and any(map(str.isdecimal, self.names)):
             raise SettingsError(f"client {client}: {nearest(str(client), self.names)}")
+        if not 0 <= client < self.clients:
+            late = " joined after the last round, so no checkpoint has its model" * (client < self.settings.clients)
+            raise SettingsError(f"client {client}{late}: choose one of the clients 0 to {self.clients - 1}")
         return client
 
     def _load_global(self, module: ClientModule, client: int | None) -> None:
@@ -261,13 +315,20 @@ def write(model: LoadedModel, folder: Path, name: str) -> tuple[Path, int]:
     return folder / f"{name}.pt2", len(state)
 
 
-def options(add: Callable[..., Any]) -> None:
-    """Add the options of the command."""
+def choose_model(add: Callable[..., Any]) -> None:
+    """Add the options that choose a model, besides its client."""
     add("run", type=Path, metavar="RUN", help="the run folder; the run may still be running")
-    add("--client", metavar="N", help="id or name, several ids with commas (1,2,5), or all; default: the global model")
     add("--round", metavar="ROUND", help="best, last or a number; default: best, or last if best was not saved")
     whose = "the client's model or the server's; default: the reported model"
     add("--model", choices=["personal", "global"], help=whose)
+    trusted = "also run code from outside pflsim that the folder names, and read pickles in it"
+    add("--trusted", action="store_true", help=trusted)
+
+
+def options(add: Callable[..., Any]) -> None:
+    """Add the options of the command."""
+    choose_model(add)
+    add("--client", metavar="N", help="id or name, several ids with commas (1,2,5), or all; default: the global model")
     add("--out", type=Path, metavar="DIR", help="the folder to write to; default: RUN/export")
 
 
@@ -277,21 +338,21 @@ def execute(given: argparse.Namespace) -> None:
     `export RUN --client 3` writes client_3.pt2 and client_3.safetensors. `torch.export.load("client_3.pt2").module()`
     maps examples [B, ...] as the data source gives them to scores [B, C], without pflsim.
     """
-    for path, tensors, round_number in exported(given.run, given.client, given.round, given.model, given.out):
+    saved = SavedModels(given.run, given.round, given.trusted)
+    for path, tensors, round_number in exported(saved, given.client, given.model, given.out or given.run / "export"):
         print(f"{path}, {path.stem}.safetensors: {tensors} tensors of round {round_number}")
 
 
 def exported(
-    run: Path, clients: str | None, round_name: str | None, model: ModelKind | None, out: Path | None
+    saved: SavedModels, clients: str | None, model: ModelKind | None, out: Path
 ) -> Iterator[tuple[Path, int, int]]:
     """Write models of a run, see `options`; yields the file of each program, its number of tensors, and their round."""
-    saved = SavedModels(run, round_name)
     for client in _clients(clients, saved):
         loaded = saved.load(client, model)
         whose = "global" if client is None else f"client_{saved.names[loaded.about['client']].replace('/', '%2F')}"
         other = client is not None and loaded.predict_global != (loaded.client.reported_model == "global")
         name = f"{whose}_{loaded.about['model']}" if other else whose
-        yield *write(loaded, out or run / "export", name), saved.checkpoint.round
+        yield *write(loaded, out, name), saved.checkpoint.round
 
 
 def _clients(text: str | None, saved: SavedModels) -> Sequence[int | str | None]:

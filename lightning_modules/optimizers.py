@@ -3,12 +3,12 @@
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
 
+from pflsim.config.components import resolve
 from pflsim.errors import SettingsError
 
 STACKABLE = {"sgd": set[str](), "adam": {"betas", "eps"}, "adamw": {"betas", "eps"}}
@@ -74,11 +74,9 @@ def optimizer_class(name: str) -> type[optim.Optimizer]:
     short = {"sgd": optim.SGD, "adam": optim.Adam, "adamw": optim.AdamW}
     if name in short:
         return short[name]
-    module, _, attribute = name.rpartition(".")
-    try:
-        found = getattr(import_module(module), attribute)
-    except (ImportError, ValueError, AttributeError) as error:
-        raise SettingsError(f"optimizer={name}: {error}; choose {', '.join(short)}, or a dotted name") from error
+    if "." not in name:
+        raise SettingsError(f"optimizer={name}: choose {', '.join(short)}, or a dotted name")
+    found = resolve(name, key="optimizer")
     if not (isinstance(found, type) and issubclass(found, optim.Optimizer)):
         raise SettingsError(f"optimizer={name} is not a subclass of torch.optim.Optimizer")
     _, *taken = inspect.signature(found.step).parameters.values()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -72,10 +73,7 @@ def run(
         SettingsError: a setting is wrong; nothing was started.
         RunError: the run ended early. Its folder has what is needed to resume it.
     """
-    from pflsim.analysis.runs import read_run
-
-    (folder,) = _run(_values(settings, overrides), config_dirs, callbacks, multirun=False)
-    return read_run(folder)
+    return _own(_run(_values(settings, overrides), config_dirs, callbacks, multirun=False))[0]
 
 
 def _values(settings: Mapping[str, Any], overrides: Sequence[str], sweep: bool = False) -> dict[str, Any]:
@@ -85,6 +83,13 @@ def _values(settings: Mapping[str, Any], overrides: Sequence[str], sweep: bool =
 
     texts = parse(overrides)
     return {key: value for key, value in values_of(settings, sweep).items() if key not in texts} | texts
+
+
+def _own(folders: Iterable[Path]) -> Runs:
+    """Read runs of this process, which are trusted."""
+    from pflsim.analysis.runs import Runs
+
+    return Runs(replace(run, trusted=True) for run in load(folders))
 
 
 def _run(
@@ -124,7 +129,7 @@ def sweep(
         SettingsError: a setting is wrong; nothing was started.
         RunError: a run ended early; the others were run.
     """
-    return load(_run(_values(settings, overrides, sweep=True), config_dirs, [*callbacks], multirun=True))
+    return _own(_run(_values(settings, overrides, sweep=True), config_dirs, [*callbacks], multirun=True))
 
 
 def tune(
@@ -226,6 +231,8 @@ def export(
     round: int | str | None = None,
     model: Literal["personal", "global"] | None = None,
     out: str | Path | None = None,
+    *,
+    trusted: bool = False,
 ) -> list[Path]:
     """Write models as programs of `torch.export`, and their tensors as safetensors.
 
@@ -235,6 +242,7 @@ def export(
         round: see `load_model`.
         model: see `load_model`.
         out: the folder; None: `export` in the run folder.
+        trusted: see `load_model`.
 
     Returns:
         The files of the programs.
@@ -242,21 +250,19 @@ def export(
     Raises:
         SettingsError: there is no such model, or torch.export cannot export it.
     """
-    name, at = (None if value is None else str(value) for value in (client, round))
-    return [path for path, *_ in _exports().exported(_folder(run), name, at, model, None if out is None else Path(out))]
+    exports, saved = _saved(run, round, trusted)
+    folder = Path(out or saved.folder / "export")
+    return [path for path, *_ in exports.exported(saved, None if client is None else str(client), model, folder)]
 
 
-def _exports() -> Any:
-    """Return the module that reads models; by name, because pflsim does not import lightning_modules."""
-    importlib.import_module("lightning_modules.quick_import")
-    return importlib.import_module("lightning_modules.export")
-
-
-def _folder(run: Run | str | Path) -> Path:
-    """Return the folder of a run."""
+def _saved(run: Run | str | Path, round: int | str | None, trusted: bool) -> tuple[Any, Any]:
+    """Return the module that reads models, and the models of a run; pflsim does not import lightning_modules."""
     from pflsim.analysis.runs import Run
 
-    return run.folder if isinstance(run, Run) else Path(run)
+    importlib.import_module("lightning_modules.quick_import")
+    exports, name = importlib.import_module("lightning_modules.export"), None if round is None else str(round)
+    folder, own = (run.folder, run.trusted) if isinstance(run, Run) else (Path(run), False)
+    return exports, exports.SavedModels(folder, name, trusted or own)
 
 
 def resume(
@@ -275,7 +281,7 @@ def resume(
         SettingsError: the run cannot be resumed with these settings; nothing was changed.
         RunError: the run ended early.
     """
-    from pflsim.analysis.runs import Run, read_run
+    from pflsim.analysis.runs import Run
     from pflsim.commands.overrides import values_of
     from pflsim.commands.resume import resume_run
     from pflsim.config.components import COMPONENTS
@@ -287,7 +293,7 @@ def resume(
     others = {key: value for key, value in settings.items() if key not in objects or isinstance(value, str)}
     values, folder = _values(others, overrides), str(run.folder if isinstance(run, Run) else run)
     with watched(values.get("progress")):
-        return read_run(resume_run(folder, values, config_folders([]), callbacks=callbacks, given=given))
+        return _own([resume_run(folder, values, config_folders([]), callbacks=callbacks, given=given)])[0]
 
 
 def load(runs: str | Path | Iterable[str | Path]) -> Runs:
@@ -310,6 +316,8 @@ def load_model(
     client: int | str | None = None,
     round: int | str | None = None,
     model: Literal["personal", "global"] | None = None,
+    *,
+    trusted: bool = False,
 ) -> nn.Module:
     """Load a model of a run; its data are not needed.
 
@@ -320,19 +328,22 @@ def load_model(
         round: of the checkpoint: a number, "last", or "best" by validation; None: the best one, whose results `compare`
             shows, or the last one, with a line that says so, if the best one was not saved (`checkpoint.best=True`).
         model: the client's own model or the server's; None: the one that the method reports.
+        trusted: whether code from outside pflsim that the folder names is run, and pickles in it are read. The runs
+            that `run`, `sweep` and `resume` returned in this process are trusted.
 
     Returns:
         A module in evaluation mode that maps examples [B, ...], as the data source gives them, to scores [B, C]. It
         scales its inputs. Its attribute `client` is the client's module, whose `net` has the weights. Its method
+        `predict_frame(frame)` returns the probabilities and classes, or the values, of the rows of a pandas frame;
         `save_pretrained(folder)` writes models of transformers and PEFT in their format.
 
     Raises:
-        SettingsError: there is no such model, or it cannot be read.
+        SettingsError: there is no such model, it cannot be read, or loading it would run code that is not trusted.
     """
     from pflsim.config.validate import checked
 
     checked("client", int | str | None, client)
-    return _exports().SavedModels(_folder(run), None if round is None else str(round)).load(client, model)
+    return _saved(run, round, trusted)[1].load(client, model)
 
 
 def compare(

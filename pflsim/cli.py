@@ -34,6 +34,7 @@ COMMANDS = {
     "report": "pflsim.analysis.report",
     "figures": "pflsim.analysis.figures",
     "export": "lightning_modules.export",
+    "predict": "lightning_modules.predict",
     "check-method": "lightning_modules.contract.command",
     "submit": "ray_actors.submit",
     "tune": "pflsim.commands.tune",

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lightning_modules.hosts.client_factory import ClientFactory
@@ -63,7 +63,7 @@ class BaseExecutor(Executor[Handle], ABC):
     def __init__(self, prepared: PreparedRun):
         settings, self.factory = prepared.settings, prepared.factory
         self.on_error = OnError.of(settings.on_client_error)
-        self.data = prepared.dataset, prepared.partition
+        self.data = replace(prepared.dataset, encoder=None), prepared.partition
         device = "cuda" if settings.placement.server_device == "cuda" else "cpu"
         self.server_arguments = prepared.rule, prepared.federation, self.factory.threads, device
         self.faults = FaultRecorder()

@@ -15,6 +15,7 @@ from lightning_modules.nets.frozen import freeze
 from lightning_modules.nets.hugging_face import drawn_parameters
 from lightning_modules.nets.net import Net
 from lightning_modules.nets.own import OwnNet
+from pflsim.config.components import foreign
 from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError, reading
 from pflsim.records.trace import write_tensors
@@ -91,6 +92,7 @@ def add_adapters(net: Net, lora: Mapping[str, Any]) -> None:
     Raises:
         SettingsError: PEFT refuses the arguments, or the body has no such layers.
     """
+    foreign(f"lora={dict(lora)}")  # its arguments can name modules
     from peft import LoraConfig, inject_adapter_in_model
 
     drawn, parts = drawn_parameters(net.body), dict(net.body.named_modules())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -65,12 +64,8 @@ class Baselines:
     @classmethod
     def of(cls, dataset: Dataset, partition: Partition, trained: int) -> Baselines:
         """Return the rows of a run, without the first category of each column, and inputs that do not vary."""
-        import joblib
-
-        encoder, names = joblib.load(io.BytesIO(dataset.encoder)), list[str]()
-        names += encoder.numbers
-        known = encoder.fitted[0].named_transformers_["categories"][-1].categories_ if encoder.categories else ()
-        for name, categories in zip(encoder.categories, known, strict=True):
+        encoder, names = dataset.encoder, [*dataset.encoder.numbers]
+        for name, categories in zip(encoder.categories, encoder.fitted[0].known, strict=True):
             names += ["", *[name] * (len(categories) - 1)]
         shards, rows = [shard(dataset, partition, client) for client in range(partition.clients)], dict[Split, Rows]()
         for split in SPLITS:

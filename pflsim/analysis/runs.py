@@ -7,7 +7,7 @@ import io
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, cast
@@ -97,6 +97,7 @@ class Run:
         history: the lines of metrics.jsonl.
         partition: partition.json without the rows.
         environment: environment.json.
+        trusted: whether this process has run it, so that `load_model` may run the code that its folder names.
     """
 
     folder: Path
@@ -105,6 +106,7 @@ class Run:
     history: tuple[RoundMetrics, ...]
     partition: Mapping[str, Any]
     environment: Mapping[str, Any]
+    trusted: bool = field(default=False, compare=False)
 
     @property
     def name(self) -> str:

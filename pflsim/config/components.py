@@ -14,6 +14,8 @@ import re
 import sys
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -31,6 +33,9 @@ MISSING = "???"
 SIDES = ("client", "server")
 NET = "lightning_modules.nets.net.Net"
 SERVER_RULE, FEDAVG = "pflsim.servers.base.ServerRule", "pflsim.servers.fedavg.FedAvg"
+OURS = ("pflsim.", "lightning_modules.", "torch.nn.", "torch.optim.")
+"""Packages whose modules, optimisers and server rules the folder of a run may name, whoever made it."""
+KINDS = ("torch.nn.Module", "torch.optim.Optimizer", SERVER_RULE)
 FILLED_IN = ("input_shape", "num_classes", "vocabulary")
 """Parameters of an own model that the simulator fills in, unless they are given."""
 DATA_FILES = "; a file of arrays: data=npz data.path=FILE; a table: data=table data.path=FILE data.label=COLUMN"
@@ -40,6 +45,8 @@ NOTEBOOK = "__main__."
 _objects: dict[str, Any] = {}
 replaced = set[str]()
 """Names that more than one object of this process has had."""
+_doubted: ContextVar[object] = ContextVar("doubted", default=None)
+"""The folder that is read and not trusted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +100,29 @@ def kept_object(target: str, key: str) -> Any:
     return _objects.get(target)
 
 
+@contextmanager
+def reading_folder(folder: object, trusted: bool) -> Iterator[None]:
+    """Run inside the block only classes of `OURS`, and read no pickles, unless the folder is trusted."""
+    token = _doubted.set(None if trusted else folder)
+    try:
+        yield
+    finally:
+        _doubted.reset(token)
+
+
+def foreign(what: str) -> None:
+    """Refuse what would run code of others, where a folder is read that is not trusted.
+
+    Raises:
+        SettingsError: it is.
+    """
+    if folder := _doubted.get():
+        raise SettingsError(
+            f"{what}: code from outside pflsim, which reading {folder} would run; if you trust who made this folder, "
+            "give trusted=True, or --trusted on the command line"
+        )
+
+
 def targets_of(node: Mapping[str, Any], component: str = "component") -> dict[str, str]:
     """Return the targets of a component: {"": target}, or {"client": ..., "server": ...} for a method.
 
@@ -139,7 +169,11 @@ def resolve(target: str, kind: Any = None, key: str = TARGET) -> Callable[..., A
     Raises:
         SettingsError: the target does not exist or is of another kind.
     """
+    if not target.startswith(OURS):
+        foreign(f"{key}={target}")
     found = kept_object(target, key) or _imported(target, key)
+    if _doubted.get() and not _is_ours(found):
+        foreign(f"{key}={target}")
     made = key.startswith("model") and hasattr(found, "state_dict") and not inspect.isclass(found)
     if not callable(found) or made or inspect.isbuiltin(found):
         expected = "expected a class, or a function in Python"
@@ -147,6 +181,13 @@ def resolve(target: str, kind: Any = None, key: str = TARGET) -> Callable[..., A
     if kind is not None:
         _check_kind(found, kind, f"{key}={target}")
     return found
+
+
+def _is_ours(found: Any) -> bool:
+    """Return whether an object is a class of `OURS`, defined there, and of `KINDS`; not what a module has imported."""
+    if not (isinstance(found, type) and found.__module__.startswith(OURS)):
+        return False
+    return issubclass(found, tuple(map(pkgutil.resolve_name, KINDS)))
 
 
 def _imported(target: str, key: str, given: str = "") -> Any:

@@ -31,6 +31,7 @@ Commands that read run folders:
   report              write an HTML report of one or more runs
   figures             draw figures for a paper, with LaTeX tables of their numbers
   export              write trained models as programs of torch.export and as safetensors
+  predict             apply a trained model to new rows: predict RUN rows.csv --client north --out predictions.csv
 
 Commands without a run:
   partition           write and draw the partition of some settings: partition data=mnist clients=20 into=FOLDER

@@ -79,7 +79,7 @@ class Dataset:
             axis, [n, fields, length], for example ("input_ids", "attention_mask"); empty: the model takes x.
         content: [n, d], what identifies the examples instead of x; None: x.
         fit: returns the data set with the inputs that a partition's training rows determine; None: x are the inputs.
-        encoder: what maps the rows of a table or texts to inputs, pickled by joblib.
+        encoder: what maps the rows of a table or texts to inputs; None: the data are neither.
         notes: what the user should know about how the data were read; a run warns of them.
         groups: [n] int64, of rows that stay on one side of a division into training and test examples; None: there
             are none.
@@ -105,7 +105,7 @@ class Dataset:
     notes: tuple[str, ...] = ()
     content: np.ndarray | None = None
     fit: Callable[[Dataset, Any], Dataset] | None = None
-    encoder: bytes = b""
+    encoder: Any = None
     groups: np.ndarray | None = None
     rows: np.ndarray | None = None
     card: Card = Card()

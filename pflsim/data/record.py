@@ -3,26 +3,27 @@
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tabulate import tabulate
 
-from pflsim.config.components import component_name
+from pflsim.config.components import component_name, foreign
 from pflsim.config.settings import Settings
 from pflsim.data.content import partition_hash
 from pflsim.data.dataset import BINS, Dataset, dataset_warnings
 from pflsim.data.federated import Partition, class_counts
 from pflsim.data.shifts import Shift
 from pflsim.display.pictures import drawing, partition_figure
-from pflsim.errors import SettingsError
+from pflsim.errors import SettingsError, reading
+from pflsim.records.files import FORM, valid
 from pflsim.types import SPLITS, Split
 
 DATA_CARD = "data_card.json"
-ENCODER = "encoder.joblib"
-"""Maps the rows of a table or texts to inputs."""
+ENCODER, PICKLED = "encoder.json", "encoder.joblib"
+"""What maps the rows of a table or texts to inputs; a pickle, if it has a tokenizer of transformers."""
 
 
 def write_partition(
@@ -77,12 +78,41 @@ def write_partition(
     if dataset.card.lines:
         text = json.dumps(dataset.card.record(), indent=1, ensure_ascii=False)
         (folder / DATA_CARD).write_text(f"{text}\n", encoding="utf-8")
-    if dataset.encoder:
-        (folder / ENCODER).write_bytes(dataset.encoder)
+    if getattr(dataset.encoder, "tokenizer", None) is not None:
+        import joblib
+
+        joblib.dump(dataset.encoder, folder / PICKLED)
+    elif dataset.encoder is not None:
+        text = json.dumps(asdict(dataset.encoder), ensure_ascii=False)
+        (folder / ENCODER).write_text(text, encoding="utf-8")
     with drawing():
         figure = partition_figure(counts, title, partition.shift.groups, partition.names)
         figure.savefig(folder / "partition.png", dpi=100)
     return digest
+
+
+def read_encoder(folder: Path) -> Any:
+    """Return the encoder of a run of a table or of texts; None: the data are neither.
+
+    Raises:
+        SettingsError: it cannot be read, or it is a pickle, as in the folders of earlier versions, and not trusted.
+    """
+    from pflsim.data.sources.table import Encoder, Fitted
+    from pflsim.data.sources.text import TextEncoder
+
+    if (file := folder / ENCODER).exists():
+        with reading(file, FORM):
+            return valid(Encoder | TextEncoder, json.loads(file.read_text(encoding="utf-8")))
+    if not (file := folder / PICKLED).exists():
+        return None
+    foreign(f"{PICKLED}, a pickle")
+    import joblib
+
+    with reading(file, FORM):
+        found = joblib.load(file)
+    if isinstance(found, Encoder):  # of an earlier version, with transformers of scikit-learn
+        found = replace(found, fitted=[each if isinstance(each, Fitted) else Fitted.of(each) for each in found.fitted])
+    return found
 
 
 def write_federation(settings: Settings, folder: Path) -> tuple[Dataset, Partition]:

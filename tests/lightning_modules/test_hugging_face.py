@@ -123,7 +123,7 @@ def test_a_factory_and_a_folder(tmp_path: Path, refused: Callable[..., str]) -> 
     vit().save_pretrained(tmp_path / "vit")
     named = ["model=hf", f"model.path={tmp_path / 'vit'}", "freeze=[body]", f"run_dir={tmp_path / 'run'}"]
     assert main([*SMALL, "method=fedavg", "data=digits", *named]) == 0
-    loaded = pflsim.load_model(tmp_path / "run").client
+    loaded = pflsim.load_model(tmp_path / "run", trusted=True).client
     torch.manual_seed(1)
     expected = vit().state_dict()
     assert {*loaded.state_dict()} == {"net.head.weight", "net.head.bias"} and len(frozen(loaded)) == len(expected) - 2

@@ -374,8 +374,10 @@ def test_functions_of_libraries_are_not_called(here: Path, target: str, refused:
 def test_an_own_model_is_loaded(mine: str, method: str) -> None:
     """With the weights in the user's own class."""
     assert run(f"model={mine}.Conv", "model.width=5", f"method={method}", "data=digits") == 0
-    check_loaded(pflsim.load("run")[0], 0)
-    net = pflsim.load_model("run", 0).client.net
+    check_loaded(replace(pflsim.load("run")[0], trusted=True), 0)
+    with pytest.raises(SettingsError, match=f"{mine}.Conv.*trusted"):
+        pflsim.load_model("run", 0)
+    net = pflsim.load_model("run", 0, trusted=True).client.net
     assert isinstance(net, OwnNet) and type(net.original()).__name__ == "Conv"
 
 
@@ -383,10 +385,10 @@ def test_an_own_model_is_loaded(mine: str, method: str) -> None:
 def test_a_model_with_branches_is_loaded_but_not_exported(mine: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(f"model={mine}.Branch", "method=local") == 0
     capsys.readouterr()
-    assert main(["export", "run", "--client", "0"]) == 2
+    assert main(["export", "run", "--client", "0", "--trusted"]) == 2
     error = capsys.readouterr().err
     assert "local with model=Branch" in error and error.count("\n") == 1 and not Path("run/export").exists()
-    assert pflsim.load_model("run", 0)(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
+    assert pflsim.load_model("run", 0, trusted=True)(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
 
 
 @pytest.mark.slow

@@ -108,7 +108,7 @@ def test_a_run_and_its_tables() -> None:
     with pytest.raises(SettingsError, match="runs="):
         pflsim.compare([])
     (again,) = pflsim.load("one")
-    assert again.accuracy == run.accuracy
+    assert again.accuracy == run.accuracy and run.trusted and not again.trusted
 
 
 def test_clients_that_never_took_part_are_counted_apart() -> None:

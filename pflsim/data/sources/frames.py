@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -232,15 +231,7 @@ def defaults_of(load: partial[Dataset], model: str, rows: Callable[[Source, dict
 
 
 def check_columns(where: str, frame: DataFrame, wanted: Sequence[str]) -> None:
-    """Raise a `SettingsError` if a column is missing."""
+    """Raise a `SettingsError` if columns are missing."""
     if lacking := [name for name in wanted if name not in frame.columns]:
-        raise SettingsError(f"{where} has no column {lacking[0]!r}; {nearest(lacking[0], map(str, frame.columns))}")
-
-
-def dumped(encoder: Any) -> bytes:
-    """Return an encoder pickled by joblib."""
-    import joblib
-
-    file = io.BytesIO()
-    joblib.dump(encoder, file)
-    return file.getvalue()
+        named = ", ".join(map(repr, lacking))
+        raise SettingsError(f"{where} has no column {named}; {nearest(lacking[0], map(str, frame.columns))}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pflsim.config.components import TARGET, bind, check_component, keep_object
+from pflsim.config.names import some
 from pflsim.config.settings import Count
 from pflsim.data.dataset import Card, Dataset
 from pflsim.data.federated import Partition
 from pflsim.data.sources.cells import names_of_cells, numbers_of_cells, without
 from pflsim.data.sources.columns import Column, card_of, check_inputs, columns_of, doubts
-from pflsim.data.sources.frames import Rows, Source, check_columns, defaults_of, dumped, given_as, read_rows
+from pflsim.data.sources.frames import Rows, Source, check_columns, defaults_of, given_as, read_rows
 from pflsim.errors import SettingsError, reading
 
 if TYPE_CHECKING:
@@ -65,19 +66,64 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Fitted:
+    """What training rows determine.
+
+    Args:
+        fillings: of each number, the value that replaces missing ones.
+        means, scales: of each number, what is subtracted from it, and what it is divided by after that.
+        modes: of each category, the text that replaces missing ones; 0: the rows have none.
+        known: of each category, its texts, each of which is an input.
+    """
+
+    fillings: list[float]
+    means: list[float]
+    scales: list[float]
+    modes: list[str | int]
+    known: list[list[str | int]]
+
+    @classmethod
+    def of(cls, transformer: Any) -> Fitted:
+        """Return what a fitted `ColumnTransformer` of scikit-learn has."""
+        (_, numbers, counted), (_, categories, named) = transformer.transformers_[:2]
+        found = (numbers[0].statistics_, numbers[1].mean_, numbers[1].scale_) if counted else [np.empty(0)] * 3
+        fillings, means, scales = (values.tolist() for values in found)
+        modes = categories[0].statistics_.tolist() if named else []
+        known = [texts.tolist() for texts in categories[1].categories_] if named else []
+        return cls(fillings, means, scales, modes, known)
+
+    def transform(self, columns: DataFrame) -> np.ndarray:
+        """Return the inputs [n, features] float32 of the numbers and, after them, the categories of rows."""
+        from pandas import Index
+
+        cells = columns.iloc[:, : len(self.means)].to_numpy(np.float64)
+        parts = [(np.where(np.isnan(cells), self.fillings, cells) - self.means) / self.scales] if self.means else []
+        for number, (mode, known) in enumerate(zip(self.modes, self.known, strict=True), len(self.means)):
+            texts = columns.iloc[:, number]
+            codes = Index(known, dtype=object).get_indexer(texts.where(texts.notna(), mode))
+            parts.append(np.eye(len(known) + 1, len(known))[codes])  # the last row is that of unknown texts
+        return np.hstack(parts).astype(np.float32)
+
+
+@dataclass(frozen=True)
 class Encoder:
-    """Maps rows of a table to inputs by scikit-learn: numbers standardised, categories one-hot, missing values filled.
+    """Maps rows of a table to inputs: numbers standardised, categories one-hot, missing values filled.
 
     Args:
         numbers, categories: names of the columns.
         missing: words that are missing values, in lower case.
-        fitted: a `ColumnTransformer` fitted on all clients; after it, if each has its own, those of the clients.
+        fitted: to the rows of all clients; after it, if each has its own, those of the clients.
     """
 
     numbers: list[str]
     categories: list[str]
     missing: Sequence[str] = ()
-    fitted: Sequence[Any] = ()
+    fitted: Sequence[Fitted] = ()
+
+    @property
+    def inputs(self) -> list[str]:
+        """Return the names of the columns."""
+        return [*self.numbers, *self.categories]
 
     def columns(self, frame: Any) -> DataFrame:
         """Return the columns as float64 or text; missing values are NaN.
@@ -87,7 +133,7 @@ class Encoder:
         """
         from pandas import DataFrame
 
-        check_columns("the table", frame, [*self.numbers, *self.categories])
+        check_columns("the table", frame, self.inputs)
         found: dict[str, Any] = {}
         for name in self.numbers:
             with reading(f"column {name!r}", "finite numbers"):
@@ -98,8 +144,8 @@ class Encoder:
             found[name] = without(names_of_cells(frame[name]), self.missing)
         return DataFrame(found, index=frame.index)
 
-    def fit(self, rows: DataFrame, known: Any = "auto") -> Any:
-        """Return a `ColumnTransformer` fitted on rows of `columns`, with these categories of each column."""
+    def fit(self, rows: DataFrame, known: Any = "auto") -> Fitted:
+        """Return what rows of `columns` determine by scikit-learn, with these categories of each column."""
         from sklearn.compose import ColumnTransformer
         from sklearn.impute import SimpleImputer
         from sklearn.pipeline import make_pipeline
@@ -109,12 +155,20 @@ class Encoder:
         modes = SimpleImputer(strategy="most_frequent", keep_empty_features=True)
         one_hot = OneHotEncoder(categories=known, handle_unknown="ignore", sparse_output=False)
         numbers = ("numbers", make_pipeline(means, StandardScaler()), self.numbers)
-        return ColumnTransformer([numbers, ("categories", make_pipeline(modes, one_hot), self.categories)]).fit(rows)
+        categories = ("categories", make_pipeline(modes, one_hot), self.categories)
+        return Fitted.of(ColumnTransformer([numbers, categories]).fit(rows))
 
     def __call__(self, frame: DataFrame, client: int | None = None) -> np.ndarray:
-        """Return the inputs [n, features] float32 of rows, with a client's own transformer if it has one."""
+        """Return the inputs [n, features] float32 of rows, by what is fitted to a client if each has its own."""
         own = 0 if client is None or len(self.fitted) == 1 else 1 + client
-        return np.asarray(self.fitted[own].transform(self.columns(frame)), np.float32)
+        return self.fitted[own].transform(self.columns(frame))
+
+    def unknown(self, frame: DataFrame) -> Iterator[str]:
+        """Yield the texts of each category that no training row has, for a message."""
+        found = self.columns(frame)
+        for name, known in zip(self.categories, self.fitted[0].known, strict=True):
+            if new := [text for text in found[name].dropna().unique() if text not in known]:
+                yield f"{name} {some(new)}"
 
 
 def load(
@@ -174,15 +228,15 @@ def load(
         whole = np.unique(np.concatenate(partition.train))
         with reading(given_as("data.path", path), "finite numbers"):
             every = encoder.fit(content.iloc[whole])
-            x = np.asarray(every.transform(content), np.float32)
+            x = every.transform(content)
             used = [every]
             if fit == "client":
-                known = every.named_transformers_["categories"][-1].categories_ if encoder.categories else "auto"
+                known = [np.array(each, object) for each in every.known] or "auto"
                 for parts in zip(partition.train, partition.val, partition.test, strict=True):
                     own = np.concatenate(parts)
                     used.append(encoder.fit(content.iloc[parts[0]], known))
                     x[own] = used[-1].transform(content.iloc[own])
-        return replace(dataset, x=x, encoder=dumped(replace(encoder, fitted=used)))
+        return replace(dataset, x=x, encoder=replace(encoder, fitted=used))
 
     notes = (*rows.targets.notes, *doubts(rows.targets.name, inputs, rows.targets, source.missing))
     dataset = rows.dataset(content, np.float32, fit=fitted)

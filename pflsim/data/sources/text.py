@@ -16,7 +16,7 @@ from pflsim.config.settings import Count
 from pflsim.data.dataset import MAX_TOKENS, Dataset
 from pflsim.data.federated import Partition
 from pflsim.data.sources.columns import card_of
-from pflsim.data.sources.frames import Source, check_columns, defaults_of, dumped, read_rows
+from pflsim.data.sources.frames import Source, check_columns, defaults_of, read_rows
 from pflsim.errors import reading
 
 UNKNOWN = 1
@@ -45,6 +45,15 @@ class TextEncoder:
     characters: bool
     numbers: dict[str, int]
     tokenizer: Any = None
+
+    @property
+    def inputs(self) -> list[str]:
+        """Return the names of the columns."""
+        return [self.column]
+
+    def unknown(self, frame: Any) -> Sequence[str]:
+        """Return nothing: unknown tokens are usual."""
+        return ()
 
     def split(self, text: str) -> Sequence[str]:
         """Return the characters of a text, or its words and punctuation marks in lower case."""
@@ -154,7 +163,7 @@ def load(
         whole = np.unique(np.concatenate(partition.train))
         every = encoder.fit([texts[row] for row in whole], vocabulary)
         fields = FIELDS if masked else ()
-        return replace(dataset, x=every(rows.frame), vocabulary=every.size, fields=fields, encoder=dumped(every))
+        return replace(dataset, x=every(rows.frame), vocabulary=every.size, fields=fields, encoder=every)
 
     content: Any = rows.frame[[text]].astype(str)
     empty = int((sizes == 0).sum())

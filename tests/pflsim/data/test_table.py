@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from pflsim.config import components
 from pflsim.data.dataset import Dataset
 from pflsim.data.federate import load_federation
 from pflsim.data.federated import Partition
+from pflsim.data.sources.table import Encoder, Fitted
 from pflsim.errors import SettingsError
+from pflsim.records.files import valid
 
 SMALL: dict[str, Any] = {"method": "fedavg", "rounds": 1, "executor": "inline", "progress": "none", "lr": 0.01}
 
@@ -79,6 +82,22 @@ def test_inputs_are_those_of_the_training_rows(fit: str) -> None:
         train = np.concatenate(partition.train) if fit == "all" else parts[0]
         assert np.allclose(dataset.x[rows], by_hand(frame, train)[rows], atol=1e-5)
     assert dataset.y.tolist() == (frame["readmitted"] == "yes").astype(int).tolist()
+
+
+@pytest.mark.parametrize("without", [(), ("age", "pressure"), ("sex", "ward")], ids=str)
+def test_inputs_are_those_of_scikit_learn_also_after_a_file(
+    without: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frame = visits().assign(ward=[*[None] * 90, *"xyz" * 10]).drop(columns=[*without])
+    rows, of = frame.iloc[:90].assign(**{} if without else {"age": np.nan}), Fitted.of
+    numbers, texts = ([name for name in names if name in frame] for names in (("age", "pressure"), ("ward", "sex")))
+    encoder = Encoder(numbers, texts, ["m"])
+    monkeypatch.setattr(Fitted, "of", lambda transformer: transformer)
+    transformer: Any = encoder.fit(encoder.columns(rows))
+    saved = json.dumps(asdict(replace(encoder, fitted=[of(transformer)])))
+    found = valid(Encoder, json.loads(saved))(frame)
+    expected = np.asarray(transformer.transform(encoder.columns(frame)), np.float32)
+    assert found.dtype == expected.dtype and np.array_equal(found, expected)
 
 
 @pytest.mark.slow

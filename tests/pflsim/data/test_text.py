@@ -137,7 +137,7 @@ def test_distilbert_trains_one_by_one_with_a_tokenizer() -> None:
     words = ["data=text", "data.path=notes.csv", "data.client=who", "data.tokens=tokenizer", "data.length=6"]
     assert main([*words, "model=hf", "model.path=bert", *RUN]) == 0
     assert "one by one" in Path("run/run.log").read_text()
-    assert pflsim.load_model("run", client=0)(["fine day"]).shape == (1, 2)
+    assert pflsim.load_model("run", client=0, trusted=True)(["fine day"]).shape == (1, 2)
 
 
 @pytest.mark.parametrize(
