@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, cast
 
 from pflsim.config.components import COMPONENTS
 from pflsim.config.names import nearest
-from pflsim.config.settings import Settings, dotted
+from pflsim.config.settings import Eval, Settings, dotted
 from pflsim.display.formats import Choice
 from pflsim.display.identity import is_baseline
 from pflsim.errors import SettingsError, reading
@@ -167,7 +167,7 @@ class Run:
 
     def untrained(self, until: int) -> set[int]:
         """Return the clients that have not taken part in a round up to this one, because of `fraction` or faults."""
-        clients = self.config["clients"] - run_settings(self)["eval.holdout_clients"]
+        clients = self.config["clients"] - Eval(holdout_clients=run_settings(self)["eval.holdout_clients"]).newcomers
         absent = self._clients.query("fault not in ('', 'straggler')").groupby("round")["client"].agg(set).to_dict()
         never = set(range(clients))
         for line in self.history:

@@ -116,7 +116,7 @@ def run_baselines(settings: Settings, models: Sequence[str], slopes: Sequence[st
     metrics = metrics_of(settings.eval.metrics, task, settings.eval.primary)
     measures = measures_of(task, metrics, settings.eval)
     check_primary(measures, metrics, task, (shard(dataset, partition, c).test.y for c in range(settings.clients)))
-    trained = settings.clients - settings.eval.holdout_clients
+    trained = settings.trained
     data, names = Baselines.of(dataset, partition, trained), record_names(settings)
     if "mixed" in models:
         data.check_mixed(slopes)
@@ -145,7 +145,7 @@ def run_baselines(settings: Settings, models: Sequence[str], slopes: Sequence[st
                 method, dataset.name, ", ".join(filter(None, (names["partition"], names["shift"]))), digest, "linear",
                 settings.clients, 1, settings.seed, model, phase,
                 "all" if settings.eval.clients == trained else str(settings.eval.clients), measures, partition.names,
-                settings.eval.holdout_clients, 0, dataset.num_classes, dataset.task,
+                settings.eval.newcomers, 0, dataset.num_classes, dataset.task,
             )  # fmt: skip
             seconds = {"total": time.perf_counter() - start}
             found = [replace(row, outcomes=None) for row in found]

@@ -110,9 +110,15 @@ def check_sweep(runs: Sequence[Settings], jobs: Sequence[Mapping[str, Any]]) -> 
 
 
 def _contradictions(settings: Settings) -> Iterator[str]:
-    held, clients, placement = settings.eval.holdout_clients, settings.clients, settings.placement
+    held, clients, placement = settings.eval.newcomers, settings.clients, settings.placement
+    named = settings.eval.holdout_clients
     if held >= clients:
-        yield f"eval.holdout_clients={held} leaves no client to train; with clients={clients} use at most {clients - 1}"
+        yield (
+            f"eval.holdout_clients={written(named)} leaves no client to train; with clients={clients} use at most "
+            f"{clients - 1}"
+        )
+    elif isinstance(named, list) and len({*map(str, named)}) < held:
+        yield f"eval.holdout_clients={written(named)}: expected each client once"
     elif settings.fraction < 1:
         from pflsim.seeding import cohort_size  # imports torch, which most runs do not need here
 

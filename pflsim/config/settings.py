@@ -118,10 +118,16 @@ class Eval:
     """Evaluate the personal model both as received and after local training."""
     batch_size: Count | None = None
     """Examples per forward pass; null: 128 on a CPU, 1024 on a GPU."""
-    holdout_clients: CountOrZero = 0
-    """Exclude the last N clients from training; evaluate them as newcomers after the last round."""
+    holdout_clients: CountOrZero | list[str | int] = 0
+    """Exclude the last N clients, or those of these names, from training; they join as newcomers after the last round."""
     finetune_epochs: Annotated[int, Ge(0), Le(1_000_000)] = 1
     """Local epochs of a newcomer before its second evaluation."""
+
+    @property
+    def newcomers(self) -> int:
+        """The number of clients that do not train."""
+        held = self.holdout_clients
+        return held if isinstance(held, int) else len(held)
 
 
 @dataclass(frozen=True)
@@ -270,6 +276,11 @@ class Settings:
     faults: Faults = field(default_factory=Faults)
     tracking: Tracking = field(default_factory=Tracking)
     trace: Trace = field(default_factory=Trace)
+
+    @property
+    def trained(self) -> int:
+        """The number of clients that train, which are the first ones."""
+        return self.clients - self.eval.newcomers
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.random import Generator
 
 from pflsim.config.components import bind, component_name, settings_of, targets_of
+from pflsim.config.names import nearest
 from pflsim.config.settings import Settings
 from pflsim.data.content import copied_rows
 from pflsim.data.dataset import BINS, Dataset, Loader, check_dataset, described, named_classes
@@ -104,9 +105,22 @@ def load_federation(settings: Settings, kept: dict[str, Dataset] | None = None) 
     if copied:
         said = f"{copied:,} of {tested:,} test rows ({copied / tested:.1%}) equal a training or validation row"
         dataset = replace(dataset, notes=(*dataset.notes, f"{dataset.name}: {said}"))
+    partition = replace(partition, names=given.names or names_of(dataset, partition))
+    order = _held_last(settings.eval.holdout_clients, partition)
+    partition = partition.ordered(order)
     dataset = replace(dataset.fit(dataset, partition), fit=None) if dataset.fit else dataset
     shift = shift_rule(dataset, clients, numpy_generator(settings.seed, "shift"))
-    return dataset, replace(partition, shift=shift, names=given.names or names_of(dataset, partition))
+    groups = tuple(shift.groups[client] for client in order if shift.groups)
+    return dataset, replace(partition, shift=replace(shift, groups=groups))
+
+
+def _held_last(asked: int | list[str | int], partition: Partition) -> list[int]:
+    """Return the order of the clients, in which those that are held out by name are last."""
+    held, names = [] if isinstance(asked, int) else [*map(str, asked)], partition.names
+    if unknown := [name for name in held if name not in names]:
+        known = nearest(unknown[0], names) if names else "the clients have no names; give their number"
+        raise SettingsError(f"eval.holdout_clients: there is no client {unknown[0]!r}; {known}")
+    return sorted(range(partition.clients), key=lambda client: bool(held) and names[client] in held)
 
 
 def _check_classes(dataset: Dataset) -> None:

@@ -81,6 +81,19 @@ def test_inputs_are_those_of_the_training_rows(fit: str) -> None:
     assert dataset.y.tolist() == (frame["readmitted"] == "yes").astype(int).tolist()
 
 
+def test_clients_that_are_held_out_by_name_are_the_last_ones_and_keep_their_rows() -> None:
+    _, before, _ = federation(*OF_CLIENTS, "shift=permuted_labels", "seed=3")
+    _, after, settings = federation(
+        *OF_CLIENTS, "shift=permuted_labels", "seed=3", "eval.holdout_clients=['St. Mary, London',Bern]"
+    )
+    assert before.names == ("Bern", "Oslo", "St. Mary, London") and settings.trained == 1
+    assert after.names == ("Oslo", "Bern", "St. Mary, London")
+    for client, same in enumerate((1, 0, 2)):
+        for split in ("train", "val", "test"):
+            assert np.array_equal(getattr(after, split)[client], getattr(before, split)[same])
+        assert after.shift.groups[client] == before.shift.groups[same]
+
+
 @pytest.mark.slow
 def test_a_client_with_a_number_for_a_name_is_found_by_it() -> None:
     frame = visits()
@@ -206,6 +219,8 @@ def test_a_run_of_a_frame_and_its_model(here: Path) -> None:
         ([*OF_CLIENTS[:2], "data.client=city"], "'city'"),
         ([*OF_CLIENTS, "data.features=[hospital]"], "data.features"),
         ([*OF_CLIENTS, "data.min_examples=100"], "no rows are left"),
+        ([*OF_CLIENTS, "eval.holdout_clients=[Bonn]"], "eval.holdout_clients.*'Bonn'.*Bern"),
+        ([*OF_CLIENTS[:2], "partition=iid", "clients=3", "eval.holdout_clients=[0]"], "eval.holdout_clients.*'0'.*names"),
     ],
 )
 def test_wrong_tables_are_refused(words: list[str], names: str) -> None:
