@@ -119,7 +119,9 @@ class Eval:
     batch_size: Count | None = None
     """Examples per forward pass; null: 128 on a CPU, 1024 on a GPU."""
     holdout_clients: CountOrZero | list[str | int] = 0
-    """Exclude the last N clients, or those of these names, from training; they join as newcomers after the last round."""
+    """Hold out the last N clients, or clients by name, from training; they join as newcomers after the last round."""
+    fit: Literal["training", "all"] = "training"
+    """Clients whose training rows give the encoder of a table or texts, the scale of targets and class weights."""
     finetune_epochs: Annotated[int, Ge(0), Le(1_000_000)] = 1
     """Local epochs of a newcomer before its second evaluation."""
 

@@ -96,7 +96,7 @@ def load_federation(settings: Settings, kept: dict[str, Dataset] | None = None) 
                 raise SettingsError(f"split.{key}={value} has no effect: the partition lists test rows; leave it out")
         partition = _check_partition(given, clients, len(dataset.y))
     else:
-        dealt = dataset.by_class(settings.partition.get("bins", BINS))
+        dealt = dataset.by_class(settings.partition.get("bins", BINS), _decides(dataset, settings))
         if dealt.domains and rule:
             partition = _within_domains(dealt, rule, split_rule, clients, settings.seed)
         else:
@@ -107,11 +107,23 @@ def load_federation(settings: Settings, kept: dict[str, Dataset] | None = None) 
         dataset = replace(dataset, notes=(*dataset.notes, f"{dataset.name}: {said}"))
     partition = replace(partition, names=given.names or names_of(dataset, partition))
     order = _held_last(settings.eval.holdout_clients, partition)
-    partition = partition.ordered(order)
+    fitted = settings.trained if settings.eval.fit == "training" else None
+    partition = replace(partition.ordered(order), fitted=fitted)
     dataset = replace(dataset.fit(dataset, partition), fit=None) if dataset.fit else dataset
     shift = shift_rule(dataset, clients, numpy_generator(settings.seed, "shift"))
     groups = tuple(shift.groups[client] for client in order if shift.groups)
     return dataset, replace(partition, shift=replace(shift, groups=groups))
+
+
+def _decides(dataset: Dataset, settings: Settings) -> np.ndarray | slice:
+    """Return which rows decide the quantiles of a target: those of the clients in the data that train."""
+    held, ids = settings.eval.holdout_clients, dataset.clients
+    if settings.eval.fit == "all" or not held or ids is None:
+        return slice(None)
+    numbers, names = np.unique(ids), dataset.client_names
+    last = [*map(str, held)] if isinstance(held, list) else [names[n] if names else str(n) for n in numbers[-held:]]
+    trains = ~np.isin(ids, [n for n in numbers if (names[n] if names else str(n)) in last])
+    return trains if trains.any() else slice(None)
 
 
 def _held_last(asked: int | list[str | int], partition: Partition) -> list[int]:

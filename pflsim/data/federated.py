@@ -28,6 +28,7 @@ class Partition:
     """Row numbers of the data set: one ascending array per client and split, how its examples are shifted, and names.
 
     `names` are those of the clients: given, or those of the data if every client has the training rows of one; else ().
+    The first `fitted` clients decide what all have in common, see `common`; None: all do.
     """
 
     train: tuple[np.ndarray, ...]
@@ -35,6 +36,12 @@ class Partition:
     test: tuple[np.ndarray, ...]
     shift: Shift = Shift()
     names: tuple[str, ...] = ()
+    fitted: int | None = None
+
+    @property
+    def common(self) -> tuple[np.ndarray, ...]:
+        """Return the training rows that give the encoder, the scale of targets and class weights, by client."""
+        return self.train[: self.fitted]
 
     @property
     def clients(self) -> int:

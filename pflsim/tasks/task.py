@@ -51,7 +51,7 @@ class Task:
         name: classification, multilabel or regression.
         targets: number of classes, of labels, or of values per example.
         choice: loss, its arguments, label smoothing and class weights, as the settings give them.
-        weights: of classes or labels, where the settings or the training data of all clients decide them.
+        weights: of classes or labels, where the settings or the training data of all clients that train decide them.
         mean, std: of each target, with which training standardises them; empty: targets are used as they are.
     """
 
@@ -225,17 +225,17 @@ def task_of(settings: Settings, dataset: Dataset, partition: Partition) -> Task:
     Raises:
         SettingsError: there is no such loss, or the number of class weights is wrong.
     """
-    task, trained = Task(dataset.task, dataset.num_classes, settings.task), range(partition.clients)
+    task, common = Task(dataset.task, dataset.num_classes, settings.task), partition.common
     given = task.choice.class_weights
     numbers = task.name == "regression" and dataset.kind == "tables" and task.choice.loss is None
     if numbers if (asked := task.choice.standardize_target) is None else asked:
         if task.name != "regression":
             raise SettingsError(f"task.standardize_target=true: the run has task={task.name}; leave it out")
-        y = dataset.y[np.concatenate(partition.train)].astype(np.float64)
+        y = dataset.y[np.concatenate(common)].astype(np.float64)
         std = np.where((found := y.std(0)) > 0, found, 1.0)
         task = replace(task, mean=tuple(y.mean(0).tolist()), std=tuple(std.tolist()))
     if given == "balanced":
-        targets = [partition.shift.of(client).labels(dataset, partition.train[client]) for client in trained]
+        targets = [partition.shift.of(client).labels(dataset, rows) for client, rows in enumerate(common)]
         return replace(task, weights=task.balanced(np.sum([counts_of(task, each) for each in targets], 0)))
     if not isinstance(given, list):
         return task

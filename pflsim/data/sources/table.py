@@ -71,7 +71,7 @@ class Encoder:
     Args:
         numbers, categories: names of the columns.
         missing: words that are missing values, in lower case.
-        fitted: a `ColumnTransformer` fitted on all clients; after it, if each has its own, those of the clients.
+        fitted: a `ColumnTransformer` of all clients, see `Partition.common`; after it, if each has its own, theirs.
     """
 
     numbers: list[str]
@@ -171,7 +171,7 @@ def load(
     content: Any = pandas.DataFrame({column.name: column.cells for column in numbers_first})
 
     def fitted(dataset: Dataset, partition: Partition) -> Dataset:
-        whole = np.unique(np.concatenate(partition.train))
+        whole = np.unique(np.concatenate(partition.common))
         with reading(given_as("data.path", path), "finite numbers"):
             every = encoder.fit(content.iloc[whole])
             x = np.asarray(every.transform(content), np.float32)

@@ -103,8 +103,7 @@ def test_values_are_those_of_statsmodels_and_scikit_learn_also_for_a_new_client(
     check(found["mixed_model"], mixed, range(last))
     check(judged_on(found["mixed_model"], "new_received"), mixed, [last])
 
-    every = np.concatenate(parts["train"])  # the scale is that of all clients, as in runs
-    a = (frame["a"] - frame["a"][every].mean()) / frame["a"][every].std(ddof=0)
+    a = (frame["a"] - frame["a"][train].mean()) / frame["a"][train].std(ddof=0)
     x = np.column_stack([a, frame["b"] == "y", frame["b"] == "z"])
     fits = [Ridge(penalty).fit(x[train], frame["y"][train]) for penalty in PENALTIES]
     best = min(fits, key=lambda line: np.mean((line.predict(x[val]) - frame["y"][val]) ** 2))
