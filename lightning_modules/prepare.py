@@ -183,6 +183,7 @@ def _plan(
         rounds = enumerate(cohorts, start=1)
         return tuple(sample_faults(settings.seed, kind, t, some, p) for t, some in rounds) if p > 0 else ()
 
+    newcomers, rows = tuple(range(clients, settings.clients)), sorted(settings.eval.newcomer_rows)
     return RunPlan(
         meta=meta,
         cohorts=cohorts,
@@ -199,7 +200,8 @@ def _plan(
         initial_round=rule.initial_round,
         surveys=frozenset(t for t in range(1, settings.rounds + 1) if rule.surveys(t, settings.rounds)),
         units=tuple(u.name for u in module.layout(rule.unit)),
-        newcomers=tuple(range(clients, settings.clients)),
+        newcomers=newcomers,
+        few={n: tuple(client for client in newcomers if len(partition.train[client]) >= n) for n in rows},
         absentees=faults("dropout", settings.faults.dropout),
         stragglers=faults("straggler", settings.faults.straggler),
         adapts=module.adapts(module.reported_model),

@@ -119,6 +119,8 @@ def _contradictions(settings: Settings) -> Iterator[str]:
         )
     elif isinstance(named, list) and len({*map(str, named)}) < held:
         yield f"eval.holdout_clients={written(named)}: expected each client once"
+    if (few := settings.eval.newcomer_rows) and (not held or len({*few}) < len(few)):
+        yield f"eval.newcomer_rows={few}: expected each number once, and new clients (eval.holdout_clients)"
     elif settings.fraction < 1:
         from pflsim.seeding import cohort_size  # imports torch, which most runs do not need here
 

@@ -124,6 +124,8 @@ class Eval:
     """Clients whose training rows give the encoder of a table or texts, the scale of targets and class weights."""
     finetune_epochs: Annotated[int, Ge(0), Le(1_000_000)] = 1
     """Local epochs of a newcomer before its second evaluation."""
+    newcomer_rows: list[Count] = field(default_factory=list)
+    """Evaluate newcomers also after training, and after recalibration, with N training rows of each: [10, 50]."""
 
     @property
     def newcomers(self) -> int:

@@ -181,6 +181,12 @@ class Shard:
         """Return the number of training examples, n_i."""
         return len(self.train)
 
+    @property
+    def all(self) -> Examples:
+        """Return the examples of all splits."""
+        parts = self.train, self.val, self.test
+        return replace(self.test, x=torch.cat([part.x for part in parts]), y=torch.cat([part.y for part in parts]))
+
     def split(self, name: Split) -> Examples:
         """Return the examples of a split."""
         return getattr(self, name)

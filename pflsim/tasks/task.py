@@ -179,11 +179,39 @@ class Criterion(nn.Module):
             return torch.cat((torch.zeros_like(outputs), outputs), 1)
         return outputs * self.std + self.mean if self.task.mean else outputs
 
+    def correction(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the constant, [O], that fits outputs to targets if it is added: of values, or of two classes.
+
+        It is the mean residual, or changes the logit of class 1 as `firth_intercept` says.
+        """
+        if self.task.name == "regression":
+            return ((targets - self.mean) / self.std - outputs if self.task.mean else targets - outputs).mean(0)
+        logits = self.scores(outputs).double().cpu().diff().squeeze(1).numpy()
+        shift = firth_intercept(logits, targets.cpu().numpy())
+        return outputs.new_tensor([shift] if self.one_output else [0.0, shift])
+
     def weigh(self, targets: Tensor) -> None:
         """Balance the classes of a client's training targets, with `task.class_weights=balanced_client`."""
         if self.task.choice.class_weights == "balanced_client":
             weight: Any = next(getattr(self.loss, name) for name in WEIGHTS if hasattr(self.loss, name))
             weight.copy_(torch.tensor(self.task.balanced(counts_of(self.task, targets.cpu().numpy()))))
+
+
+def firth_intercept(logits: np.ndarray, targets: np.ndarray) -> float:
+    """Return the intercept that is added to given logits [n], with Firth's penalty: it exists for one class, too.
+
+    Firth (1993): the root of Σ (y − p + h (½ − p)), where h = p (1 − p) / Σ p (1 − p).
+    """
+    from scipy.optimize import brentq
+    from scipy.special import expit
+
+    given = logits.clip(-30, 30)  # the products below are not 0
+
+    def score(intercept: float) -> float:
+        p, q = expit(given + intercept), expit(-given - intercept)
+        return float((targets - p + p * q / (p * q).sum() * (0.5 - p)).sum())
+
+    return float(np.asarray(brentq(score, -100.0, 100.0)))
 
 
 def counts_of(task: Task, targets: np.ndarray) -> np.ndarray:
