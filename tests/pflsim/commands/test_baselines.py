@@ -1,6 +1,7 @@
 """`pflsim baselines`: regressions on the rows of runs, beside which they are shown."""
 
 import json
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -8,15 +9,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from made_runs import made as made_run
 from sklearn.linear_model import Ridge
 
 import pflsim
 from pflsim import cli
 from pflsim.analysis.baselines import PENALTIES, Baselines, Rows
+from pflsim.analysis.charts import limits_of
 from pflsim.analysis.comparison import compare_sets
 from pflsim.analysis.mixed_models import fit_logistic_mixed
 from pflsim.analysis.runs import find_runs, judged_on, read_run
-from pflsim.analysis.tables import records
+from pflsim.analysis.tables import records, render
+from pflsim.display.metrics import points
 
 EVERY = dict(executor="inline", progress="none", model="linear", rounds=2, lr=0.1)
 
@@ -74,11 +78,35 @@ def test_baselines_have_the_rows_and_metrics_of_runs_and_no_test(label: str, tmp
         assert by_method[name][f"{both.primary}_mean"] > 0
     if label != "two":
         return
-    page = tmp_path / "report.html"
+    page, means = (
+        tmp_path / "report.html",
+        {row.label: row.figures["mean"].mean for row in (*both.rows, *both.baselines)},
+    )
+    expected = {row.label: means[row.label] - means[both.reference.label] for row in both.baselines}
+    assert {row.label: difference for row, difference in both.beside} == expected and len(expected) == 3
     assert cli.main(["report", str(tmp_path / "runs"), str(tmp_path / "beside"), "--out", str(page)]) == 0
-    assert "Pooled regression" in page.read_text()
+    text, shown = page.read_text(), render([both], "text")
+    low, high = limits_of(both, both.lines)
+    for label, difference in expected.items():
+        assert text.count(f"<title>{label}</title>") == 2 * (low <= difference <= high)
+        said = points(difference, both.primary)
+        assert f"{label}: {said}, not tested" in text
+        assert re.search(rf"^{label} .*{re.escape(said)}", shown, re.M)
     (only,) = compare_sets(beside)
     assert not only.differences and len(only.rows) == len(models.split(","))
+
+
+@pytest.mark.parametrize("first", ["baselines", "runs"])
+def test_runs_are_beside_baselines_however_often_they_are_evaluated(first: str, tmp_path: Path) -> None:
+    made = {"baselines": [("pooled_regression", 1)], "runs": [(m, n) for n in (1, 2) for m in ("local", "fedavg")]}
+    runs = [
+        made_run(tmp_path / f"{method}-{every}", [[(9, 10), (8, 10)]] * 2, method=method, every=every)
+        for kind in sorted(made, key=lambda kind: kind != first) for method, every in made[kind]
+    ]  # fmt: skip
+    sets = compare_sets(runs)
+    assert [len(each.rows) for each in sets] == [2, 2]
+    assert [[row.group.method for row in each.baselines] for each in sets] == [["pooled_regression"]] * 2
+    assert not any(each.objections or each.missing for each in sets)
 
 
 def test_values_are_those_of_statsmodels_and_scikit_learn_also_for_a_new_client(tmp_path: Path) -> None:
