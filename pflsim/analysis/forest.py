@@ -26,15 +26,9 @@ def as_text(comparison: Comparison, lines: Sequence[Row], width: int, page: str 
     heads = ("points" if scale_of(metric)[2] else "diff.", "worst", "mean")
     figures = [(line.deltas[0], *(line.figures[name].mean for name in ("worst_decile", "mean"))) for line in lines]
     cells = [(points(d.mean, metric) if d else "", rounded(worst, 2), rounded(mean)) for d, worst, mean in figures]
-    others = [
-        (
-            row,
-            d,
-            (points(d, metric), *map(rounded, (row.figures["worst_decile"].mean, row.figures["mean"].mean), (2, 3))),
-        )
-        for row, d in comparison.beside
-    ]
-    wide = [1 + max(map(len, column)) for column in zip(heads, *cells, *(texts for *_, texts in others), strict=True)]
+    beside = [(row, d, *(row.figures[name].mean for name in ("worst_decile", "mean"))) for row, d in comparison.beside]
+    others = [(points(d, metric), rounded(worst, 2), rounded(mean)) for _, d, worst, mean in beside]
+    wide = [1 + max(map(len, column)) for column in zip(heads, *cells, *others, strict=True)]
     names = min(max(12, *(len(row.label) for row in (*lines, *comparison.baselines))), width // 3)
     columns, grey = max(width - names - 1 - sum(wide), 16), NOT_CLEAR[page]
 
@@ -80,7 +74,7 @@ def as_text(comparison: Comparison, lines: Sequence[Row], width: int, page: str 
         if not own:
             drawn.stylize(grey, at + zero, at + zero + 1)
         drawn.append(numbers(texts))
-    for row, difference, texts in others:
+    for (row, difference, *_), texts in zip(beside, others, strict=True):
         found, place = [" "] * columns, column(difference)
         found[zero] = "│"
         found[min(max(place, 0), columns - 1)] = "◂" if difference < low else "▸" if difference > high else "┊"

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pflsim.commands.sweep import of_all, parallel_runs
-from pflsim.commands.tune import positive, side_by_side
+from pflsim.commands.sweep import of_all
+from pflsim.commands.tune import positive, run_or_resume
 from pflsim.config.checks import varying_keys
 from pflsim.config.components import TARGET
 from pflsim.config.compose import OWN_DEFAULTS, composed, config_folders, parse, sweep, to_settings
@@ -24,6 +24,9 @@ from pflsim.records.folder import CONFIG, is_complete, run_lock
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+    from pflsim.data.dataset import Dataset
+    from pflsim.data.federated import Partition
 
 FEW, FOLDS = 20, 10
 """With at most so many clients, each is held out alone; else there are so many folds."""
@@ -40,7 +43,7 @@ def options(add: Callable[..., Any]) -> None:
     """Add the options of the command."""
     add("settings", nargs="+", metavar="SETTING", help="settings of a run; method, seed and others may have several")
     add("--folds", type=positive, metavar="K", help=f"default: the number of clients, or {FOLDS} if it is above {FEW}")
-    add("--models", default="pooled,mixed", metavar="A,B", help="baselines of a table, or ''; default: pooled,mixed")
+    add("--models", metavar="A,B", help="baselines of a table; default: pooled, and mixed if there is one; '': none")
     add("--slopes", default="", metavar="A,B", help="columns whose effect differs between clients in mixed")
     add("--into", type=Path, required=True, metavar="DIR", help="folder for the runs, leave-out.md and leave-out.csv")
     add("--config-dir", action="append", default=[], metavar="DIR", help="look for groups in DIR too; may be repeated")
@@ -50,37 +53,33 @@ def execute(options: argparse.Namespace) -> None:
     """Hold out each client once, and tell how well models work on clients that they do not know."""
     from pflsim.analysis.tables import drawn
 
-    models, slopes = (list(filter(None, words.split(","))) for words in (options.models, options.slopes))
     doing("reading the settings")
-    jobs, runs = runs_of(parse(options.settings), options.folds, options.into, config_folders(options.config_dir))
-    tabular = runs[0].data[TARGET] == OWN_DEFAULTS[0]
-    if tabular and models:
-        from pflsim.commands.baselines import check_options
-
-        check_options(models, slopes, {}, known=("pooled", "mixed"))
+    jobs, runs, data = runs_of(parse(options.settings), options.folds, options.into, config_folders(options.config_dir))
+    models, slopes = _models(options, runs[0], *data), [*filter(None, options.slopes.split(","))]
+    left = [run for run in runs if not is_complete(Path(str(run.run_dir)))]
+    if len(left) == len(runs):
+        prepare = partial(importlib.import_module("lightning_modules.prepare").prepare, kept={})
+        of_all(lambda run: prepare(run) and None, runs[: len(jobs)], [str(run.run_dir) for run in runs[: len(jobs)]])
     options.into.mkdir(parents=True, exist_ok=True)
     with run_lock(options.into):
-        failed = _run(runs, len(jobs))
+        failed = run_or_resume(left, runs[0].progress in ("auto", "live"))
         labels = dict(zip((str(run.run_dir) for run in runs), _labels(jobs) * (len(runs) // len(jobs)), strict=True))
-        if tabular and models:
+        if models:
             labels |= _baselines(runs, models, slopes, options.into)
         found = _results({Path(folder): label for folder, label in labels.items() if is_complete(Path(folder))})
-        (primary,) = {*found["primary"]} if len(found) else ("",)
-        if primary:
-            table = _table(found, primary)
+        if len(found):
+            table = _table(found, found["primary"].iloc[0])
             write_atomically(options.into / "leave-out.md", f"{drawn([table], 'markdown')}\n")
             found.drop(columns="primary").to_csv(options.into / "leave-out.csv", index=False)
-            print(
-                f"\n{drawn([table], 'text')}\n\nwritten: leave-out.md and leave-out.csv in {options.into}", flush=True
-            )
+            print(f"\n{drawn([table], 'text')}\n\nwritten: leave-out.md, leave-out.csv in {options.into}", flush=True)
     if failed:
         raise RunError("\n".join([*failed, "the same command continues"]))
 
 
 def runs_of(
     given: Mapping[str, Any], folds: int | None, into: Path, folders: Sequence[Path]
-) -> tuple[list[dict[str, Any]], list[Settings]]:
-    """Return the given settings of each combination, and the settings of all runs, in the same order in each fold.
+) -> tuple[list[dict[str, Any]], list[Settings], tuple[Dataset, Partition]]:
+    """Return the given settings of each combination, the settings of all runs, in their order in each fold, and data.
 
     Raises:
         SettingsError: a setting is wrong, the clients have no names, or a folder has another run.
@@ -95,7 +94,8 @@ def runs_of(
         if key in given:
             raise SettingsError(f"{key}: leave-out chooses it; leave it out")
     jobs = sweep({"executor": "inline", "eval.newcomer_rows": [10, 50], **given})
-    names = load_federation(to_settings(composed({**jobs[0], "eval.newcomer_rows": []}, folders)))[1].names
+    data = load_federation(to_settings(composed({**jobs[0], "eval.newcomer_rows": []}, folders)))
+    names = data[1].names
     if len(names) < (folds or 2):
         raise SettingsError(f"leave-out: {len(names)} clients have names (data.client=COLUMN), for {folds or 2} folds")
     count, runs = folds or (len(names) if len(names) <= FEW else FOLDS), list[Settings]()
@@ -106,7 +106,23 @@ def runs_of(
             runs.append(to_settings(composed({**job, **held}, folders)))
             if (folder / CONFIG).exists() and fixed(saved_settings(folder)) != fixed(runs[-1]):
                 raise SettingsError(f"{folder} has a run with other settings; choose a new --into")
-    return jobs, runs
+    return jobs, runs, data
+
+
+def _models(options: argparse.Namespace, run: Settings, dataset: Dataset, partition: Partition) -> list[str]:
+    """Return the baselines of the command line, checked; by default those that there are for a table, else none."""
+    from pflsim.analysis.baselines import Baselines
+    from pflsim.commands.baselines import check_options
+
+    if run.data[TARGET] != OWN_DEFAULTS[0] or options.models == "":
+        return []
+    simple = dataset.num_classes == {"classification": 2, "regression": 1}.get(dataset.task)
+    models = (options.models or "pooled" + ",mixed" * simple).split(",")
+    slopes = [*filter(None, options.slopes.split(","))]
+    check_options(models, slopes, {}, known=("pooled", "mixed"))
+    if "mixed" in models:
+        Baselines.of(dataset, partition, partition.clients).check_mixed(slopes)
+    return models
 
 
 def _labels(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -116,23 +132,6 @@ def _labels(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
         " ".join([name, *(f"{key}={written(job[key])}" for key in keys)]) for name, job in zip(names, jobs, strict=True)
     ]
-
-
-def _run(runs: Sequence[Settings], first: int) -> list[str]:
-    """Run or resume all runs, after a check of the first ones; return why runs failed."""
-    from pflsim.terminal.result import result_line
-    from pflsim.terminal.sweep_table import SweepTable
-
-    left, failed = [run for run in runs if not is_complete(Path(str(run.run_dir)))], list[str]()
-    if len(left) == len(runs):
-        prepare = partial(importlib.import_module("lightning_modules.prepare").prepare, kept={})
-        of_all(lambda run: prepare(run) and None, runs[:first], [str(run.run_dir) for run in runs[:first]])
-    with SweepTable(["run"] * len(left), runs[0].progress in ("auto", "live")) as table:
-        for number, reason in side_by_side(left, parallel_runs(left), table) if left else ():
-            folder = Path(str(left[number].run_dir))
-            print(f"{folder.name}: {reason or result_line(folder)}", flush=True)
-            failed += [f"{folder}: {reason}"] if reason else []
-    return failed
 
 
 def _baselines(

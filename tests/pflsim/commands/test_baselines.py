@@ -21,6 +21,7 @@ from pflsim.analysis.mixed_models import fit_logistic_mixed
 from pflsim.analysis.runs import find_runs, judged_on, read_run
 from pflsim.analysis.tables import records, render
 from pflsim.display.metrics import points
+from pflsim.seeding import newcomer_rows
 
 EVERY = dict(executor="inline", progress="none", model="linear", rounds=2, lr=0.1)
 
@@ -112,7 +113,15 @@ def test_runs_are_beside_baselines_however_often_they_are_evaluated(first: str, 
 def test_values_are_those_of_statsmodels_and_scikit_learn_also_for_a_new_client(tmp_path: Path) -> None:
     formulas = pytest.importorskip("statsmodels.formula.api")
     words, last = table(tmp_path / "t.csv", "value"), 5
-    more = ["eval.holdout_clients=1", "split.validation=0.2", "--slopes", "a", "--into", str(tmp_path / "runs")]
+    more = [
+        "eval.holdout_clients=1",
+        "eval.newcomer_rows=[4]",
+        "split.validation=0.2",
+        "--slopes",
+        "a",
+        "--into",
+        str(tmp_path / "runs"),
+    ]
     assert cli.main(["baselines", *words, *more]) == 0
     found = {run.method: run for run in map(read_run, find_runs([str(tmp_path / "runs")]))}
     frame = pd.read_csv(tmp_path / "t.csv")
@@ -130,6 +139,12 @@ def test_values_are_those_of_statsmodels_and_scikit_learn_also_for_a_new_client(
     mixed = fit.predict(frame) + effects.str[0] + effects.str[1] * frame["a"]
     check(found["mixed_model"], mixed, range(last))
     check(judged_on(found["mixed_model"], "new_received"), mixed, [last])
+    own = np.array(parts["train"][last])
+    few = frame.iloc[own[newcomer_rows(0, last, len(own))[:4]]]
+    z, d = np.column_stack([np.ones(4), few["a"]]), fit.cov_re.to_numpy()
+    effects = d @ z.T @ np.linalg.solve(z @ d @ z.T + fit.scale * np.eye(4), few["y"] - fit.predict(few))
+    updated = fit.predict(frame) + effects[0] + effects[1] * frame["a"]
+    check(judged_on(found["mixed_model"], "new_trained_4"), updated, [last])
 
     a = (frame["a"] - frame["a"][train].mean()) / frame["a"][train].std(ddof=0)
     x = np.column_stack([a, frame["b"] == "y", frame["b"] == "z"])

@@ -12,7 +12,7 @@ from support import in_this_process
 from pflsim import cli
 from pflsim.analysis.mixed_models import fit_logistic_mixed
 from pflsim.analysis.runs import read_run
-from pflsim.commands import leave_out
+from pflsim.commands import tune
 from pflsim.data.federate import load_federation
 from pflsim.records.saved_settings import saved_settings
 from pflsim.seeding import newcomer_rows
@@ -23,10 +23,10 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A table of four clients, the last of which has few rows."""
     rng, client = np.random.default_rng(0), np.repeat(np.arange(4), [24, 24, 24, 12])
     a = rng.normal(size=len(client))
-    value = 2 * rng.normal(size=4)[client] + a + rng.logistic(size=len(client))
+    value = np.array([-2.0, 2.0, 1.0, -2.0])[client] + a + rng.logistic(size=len(client))
     frame = pd.DataFrame({"a": a, "y": np.where(value > 0, "yes", "no"), "site": [f"s{n}" for n in client]})
     frame.to_csv(tmp_path / "t.csv", index=False)
-    monkeypatch.setattr(leave_out, "side_by_side", in_this_process)
+    monkeypatch.setattr(tune, "side_by_side", in_this_process)
     given = ["data=table", f"data.path={tmp_path / 't.csv'}", "data.label=y", "data.client=site", "model=linear"]
     return ["leave-out", *given, "rounds=2", "progress=none", "eval.newcomer_rows=[4,12]"]
 
@@ -57,9 +57,7 @@ def test_each_client_is_held_out_once_and_the_same_command_continues(
     gone = runs[3].folder
     shutil.rmtree(gone)
     whole = (into / "leave-out.csv").read_bytes()
-    monkeypatch.setattr(
-        leave_out, "side_by_side", lambda runs, *more: begun.append(len(runs)) or in_this_process(runs, 1)
-    )
+    monkeypatch.setattr(tune, "side_by_side", lambda runs, *more: begun.append(len(runs)) or in_this_process(runs, 1))
     assert cli.main(words) == 0 and begun == [1]
     after = {path: path.stat().st_mtime_ns for path in into.rglob("metrics.jsonl")}
     assert {path for path in before if after[path] != before[path]} == {gone / "metrics.jsonl"}
@@ -78,6 +76,7 @@ def test_a_mixed_model_is_updated_with_the_rows_that_a_newcomer_may_use(words: l
     clients, y = np.repeat([0, 1], [*map(len, partition.train[:2])]), dataset.y.astype(float)
     model = fit_logistic_mixed(ones[train], ones[train][:, :1], y[train], clients)
     own, test = partition.train[2], partition.test[2]
+    assert model.covariance[0, 0] > 0.3
     few = own[newcomer_rows(0, 2, len(own))[:4].numpy()]
     grid = np.linspace(-9, 9, 20001)[:, None]
     logits = ones[few] @ model.coefficients + grid
@@ -95,6 +94,7 @@ def test_a_mixed_model_is_updated_with_the_rows_that_a_newcomer_may_use(words: l
         (["eval.holdout_clients=1"], "eval.holdout_clients"),
         (["--folds", "6"], "6 folds"),
         (["--models", "local"], "--models local"),
+        (["--slopes", "q"], "--slopes q"),
         (["data.client=null", "clients=3", "partition=iid"], "data.client"),
     ],
 )
