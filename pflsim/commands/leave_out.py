@@ -117,7 +117,7 @@ def _models(options: argparse.Namespace, run: Settings, dataset: Dataset, partit
     if run.data[TARGET] != OWN_DEFAULTS[0] or options.models == "":
         return []
     simple = dataset.num_classes == {"classification": 2, "regression": 1}.get(dataset.task)
-    models = (options.models or "pooled" + ",mixed" * simple).split(",")
+    models = str(options.models or "pooled" + ",mixed" * simple).split(",")
     slopes = [*filter(None, options.slopes.split(","))]
     check_options(models, slopes, {}, known=("pooled", "mixed"))
     if "mixed" in models:
@@ -167,7 +167,7 @@ def _results(folders: Mapping[Path, str]) -> DataFrame:
     return concat(found, ignore_index=True)
 
 
-def _table(found: DataFrame, primary: str) -> Any:
+def _table(found: Any, primary: str) -> Any:
     """Return a table of the means over clients, then over seeds: a row for each method, a column for each set."""
     from pflsim.analysis.tables import Table
     from pflsim.display.formats import NONE, in_text
@@ -196,5 +196,8 @@ def _table(found: DataFrame, primary: str) -> Any:
         "(n): over n clients, since the others have fewer rows, or the metric is not defined for them",
     )
     return Table(
-        f"Clients that are held out, {in_text(primary)}", ("method", *map(columns.get, shown)), tuple(rows), notes
+        f"Clients that are held out, {in_text(primary)}",
+        ("method", *(columns[phase] for phase in shown)),
+        tuple(rows),
+        notes,
     )
