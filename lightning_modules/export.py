@@ -155,7 +155,7 @@ class SavedModels:
     def _read(self, folder: Path, round_name: str | None) -> None:
         best = read_run(folder).at("best_val")
         self.settings = saved_settings(folder, ("method", "model"))
-        self.clients = self.settings.clients - self.settings.eval.holdout_clients
+        self.clients = self.settings.trained
         self.method = component_name(self.settings, "method")
         self.checkpoint = choose_checkpoint(folder / "checkpoints", round_name, best and best.round)
         with reading(folder / "partition.json", "the inputs of the model"):

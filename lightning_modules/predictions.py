@@ -46,6 +46,14 @@ def totals(
     return found
 
 
+def recalibrated(predict: Predict, examples: Examples, criterion: Criterion) -> Predict:
+    """Return predictions with the constant that fits them best to some examples, see `Criterion.correction`."""
+    with torch.inference_mode():
+        outputs, targets = zip(*((predict(inputs), targets) for inputs, targets in examples.in_turn()), strict=True)
+        constant = criterion.correction(torch.cat(outputs), torch.cat(targets))
+    return lambda inputs: predict(inputs) + constant
+
+
 def confusion(scores: Tensor, targets: Tensor) -> tuple[tuple[int, int, int], ...]:
     """Return (class, predicted class, number of examples) for each pair that occurs, in ascending order."""
     pairs = torch.stack((targets, predicted_classes(scores)), 1)

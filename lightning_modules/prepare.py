@@ -90,7 +90,7 @@ def prepare(
     with own_errors(f"the server rule of {method}"):
         rule: ServerRule[Any] = make_rule()
         _set_optimizer(rule, module, settings)
-        federation = module.federation(sizes[: settings.clients - settings.eval.holdout_clients])
+        federation = module.federation(sizes[: settings.trained])
         rule.init(federation)
     constants = frozenset[str]()
     if trial and torch.get_default_dtype() == torch.float32:  # as in every run; the examples are float32
@@ -99,7 +99,7 @@ def prepare(
         factory = replace(factory, constants=constants)
         for variant in variants:
             variant.constant_buffers = constants
-        federation = module.federation(sizes[: settings.clients - settings.eval.holdout_clients])
+        federation = module.federation(sizes[: settings.trained])
     if 0 in settings.trace.rounds and not rule.initial_round:
         raise SettingsError("trace.rounds contains 0, but this method has no initial round: rounds start at 1")
     digest, order = hashes(dataset, partition)
@@ -133,7 +133,7 @@ def _meta(
 ) -> RunMeta:
     names, data = record_names(settings), component_name(settings, "data")
     formats = "npz", "image_folder", "table", "text", "domains"  # which hold any data
-    trained = settings.clients - settings.eval.holdout_clients
+    trained = settings.trained
     own = data in formats[:-1] or settings.data[TARGET].partition(".")[0] != "pflsim"
     standardised, clipped = bool(module.criterion.task.mean), bool(settings.clip_grad_norm)
     other = "task.standardize_target=true, " * (dataset.task == "regression" and not standardised)
@@ -151,7 +151,7 @@ def _meta(
         evaluated_on="all" if settings.eval.clients == trained else str(settings.eval.clients),
         measures=measures,
         client_names=partition.names,
-        newcomers=settings.eval.holdout_clients,
+        newcomers=settings.eval.newcomers,
         finetune_epochs=settings.eval.finetune_epochs,
         classes=dataset.num_classes,
         task=dataset.task,
@@ -183,6 +183,7 @@ def _plan(
         rounds = enumerate(cohorts, start=1)
         return tuple(sample_faults(settings.seed, kind, t, some, p) for t, some in rounds) if p > 0 else ()
 
+    newcomers, rows = tuple(range(clients, settings.clients)), sorted(settings.eval.newcomer_rows)
     return RunPlan(
         meta=meta,
         cohorts=cohorts,
@@ -199,7 +200,8 @@ def _plan(
         initial_round=rule.initial_round,
         surveys=frozenset(t for t in range(1, settings.rounds + 1) if rule.surveys(t, settings.rounds)),
         units=tuple(u.name for u in module.layout(rule.unit)),
-        newcomers=tuple(range(clients, settings.clients)),
+        newcomers=newcomers,
+        few={n: tuple(client for client in newcomers if len(partition.train[client]) >= n) for n in rows},
         absentees=faults("dropout", settings.faults.dropout),
         stragglers=faults("straggler", settings.faults.straggler),
         adapts=module.adapts(module.reported_model),

@@ -352,7 +352,7 @@ def compare(
     reference: str | None = None,
     at: str | None = None,
     target: float | None = None,
-    set: Literal["new_received", "new_trained"] | None = None,
+    set: str | None = None,
 ) -> Comparisons:
     """Compare runs over their seeds, with paired differences between clients.
 

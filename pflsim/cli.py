@@ -40,6 +40,7 @@ COMMANDS = {
     "tune": "pflsim.commands.tune",
     "probe": "pflsim.commands.probe",
     "baselines": "pflsim.commands.baselines",
+    "leave-out": "pflsim.commands.leave_out",
 }
 """Commands, and their modules: `options` adds the options of a command, `execute` runs it and describes it."""
 

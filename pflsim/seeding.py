@@ -102,6 +102,11 @@ def evaluated(asked: str | int, seed: int, clients: int, participants: tuple[int
     return tuple(range(clients)) if asked == "all" else participants
 
 
+def newcomer_rows(seed: int, client: int, rows: int) -> torch.Tensor:
+    """Return the order in which a newcomer uses its training rows, if it may use few of them."""
+    return torch.randperm(rows, generator=torch_generator(seed, "newcomer", client))
+
+
 def coin(seed: int, round_number: int, p: float) -> bool:
     """Toss the coin of a round, true with probability p; server and clients get the same result without a message."""
     return bool(numpy_generator(seed, "coin", round_number=round_number).random() < p)

@@ -131,12 +131,15 @@ class NewcomerRecord:
         down_bytes: the size of each newcomer's downlink.
         received: evaluations of their personal models as received.
         trained: evaluations after their fine-tuning.
+        few: of the model as received on all of their rows, and after few training rows; their phases are received_all,
+            trained_N and recalibrated_N.
     """
 
     round: int
     down_bytes: Mapping[int, int]
     received: tuple[EvalRow, ...]
     trained: tuple[EvalRow, ...]
+    few: tuple[EvalRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,14 +23,14 @@ from lightning_modules.lockstep.tracing import bind_state, clone_state, restored
 from lightning_modules.loop import train
 from lightning_modules.nets.net import choose_memory_format
 from lightning_modules.phases import Stage
-from lightning_modules.predictions import confusion, totals
+from lightning_modules.predictions import confusion, recalibrated, totals
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import CropFlip, Examples, Partition, Shard, StackedShards, shard, stacked_shards
 from pflsim.engine.execution import AdaptTask, ClientTask, EvalRequest, FinetuneTask, ReplyTask, TrainTask
 from pflsim.errors import ClientError, client_errors
 from pflsim.messages import Message, payload_bytes
 from pflsim.params import load, snapshot
-from pflsim.seeding import seed_generators, torch_generator
+from pflsim.seeding import newcomer_rows, seed_generators, torch_generator
 from pflsim.types import EvalRow, Split, Tensors, TrainReport
 
 logger = logging.getLogger(__name__)
@@ -261,6 +261,8 @@ class ClientHost:
         rows, own = list[EvalRow](), self.shards[client]
         with self.module_for(request, client, message) as module, module.autocast():
             predict = module.predict_global if request.model == "global" else module.predict
+            if request.recalibrate:
+                predict = recalibrated(predict, self._shard(request, client).train, module.criterion)
             for split in request.splits:
                 scores, size = list[torch.Tensor](), self.factory.eval_batch_size
                 found = totals(predict, own.split(split), module.criterion, size, scores)
@@ -375,6 +377,7 @@ class ClientHost:
             phase: named in errors; None: the task's name.
             values: the module's values; None: those of the client's private state.
         """
+        own = self._shard(task, client)
         with (
             client_errors(client, task.round_number, phase or task.name),
             torch_threads(self.factory.threads),
@@ -384,12 +387,20 @@ class ClientHost:
                 self.module = self.modules[self.factory.variant_of(client)]
                 self.module.clear_anchors()
                 load(self.module, self.states[client])  # a third of the time of load_state
-                self.module.criterion.weigh(self.shards[client].train.y)
+                self.module.criterion.weigh(own.train.y)
                 self.module.round_number, self.module.steps_taken = task.round_number, 0
             else:
                 bind_state(self.module, values)
             with self._unchanged_attributes():
-                yield self.shards[client]
+                yield own
+
+    def _shard(self, task: ClientTask | EvalRequest, client: int) -> Shard:
+        """Return the examples of a client, for training only as many as the task lets it have."""
+        own = self.shards[client]
+        if (number := getattr(task, "rows", None)) is None:
+            return own
+        rows = newcomer_rows(self.factory.seed, client, len(own.train))[:number].to(own.train.y.device)
+        return replace(own, train=replace(own.train, x=own.train.x[rows], y=own.train.y[rows]))
 
     def _unchanged_attributes(self, buffers: bool = True) -> AbstractContextManager[None]:
         """Check the module's attributes in the block; the check takes a tenth of a round's time."""

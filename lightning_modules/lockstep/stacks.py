@@ -56,8 +56,7 @@ def stacks(
 
 def new_stack_size(settings: Settings, variants: Sequence[ClientModule], device: str) -> int | None:
     """Return `lockstep_clients` of a run that begins with null; null stays where stacks have the size of older runs."""
-    clients = settings.clients - settings.eval.holdout_clients
-    size = int(clients * settings.fraction) // (MIN_STACKS * len(variants))
+    size = int(settings.trained * settings.fraction) // (MIN_STACKS * len(variants))
     small = all(sum(p.nbytes for p in module.net.parameters()) < SMALL_BYTES for module in variants)
     stackable = settings.lockstep is not False and all(_stackable(module) for module in variants)
     large = device != "cpu" or not small or any(_convolves(module) for module in variants)

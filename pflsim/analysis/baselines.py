@@ -22,8 +22,11 @@ PENALTIES = (*np.geomspace(1e-3, 1e3, 13).tolist(),)
 PLAIN = 1.0
 """The penalty without validation rows."""
 
-Predict = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""Returns log-probabilities [n, C], or values [n, T], from inputs [n, D] and the clients of the rows [n]."""
+Predict = Callable[..., np.ndarray]
+"""Returns log-probabilities [n, C], or values [n, T], from inputs [n, D] and the clients of the rows [n].
+
+That of a mixed model also takes `Rows` of one client that is unknown, of which all rows are then.
+"""
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,13 @@ class Rows:
     y: np.ndarray
     clients: np.ndarray
 
+    @classmethod
+    def joined(cls, parts: Sequence[Rows]) -> Rows:
+        """Return the rows of all parts."""
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("x", "y", "clients")))
+
     def of(self, chosen: np.ndarray) -> Rows:
-        """Return the rows that a mask [n] chooses."""
+        """Return the rows that a mask [n] or row numbers choose."""
         return Rows(self.x[chosen], self.y[chosen], self.clients[chosen])
 
 
@@ -170,19 +178,27 @@ class Baselines:
         if self.classes:
             model = fit_logistic_mixed(x, x[:, vary], train.y.astype(float), train.clients)
 
-            def predict(x: np.ndarray, clients: np.ndarray) -> np.ndarray:
-                x = with_ones(x)
-                p = model.probabilities(x, x[:, vary], np.where(clients < known, clients, -1))
+            def predict(x: np.ndarray, clients: np.ndarray, few: Rows | None = None) -> np.ndarray:
+                x, own, its = with_ones(x), np.where(clients < known, clients, -1), model
+                if few:
+                    own, ones = np.zeros_like(clients), with_ones(few.x)
+                    its = model.updated(ones, ones[:, vary], few.y.astype(float))
+                p = its.probabilities(x, x[:, vary], own)
                 return np.log(np.column_stack([1 - p, p]).clip(np.finfo(float).tiny))
 
             converged = model.converged
         else:
-            fixed, effects, converged = _linear_mixed(x, x[:, vary], train.y[:, 0].astype(float), train.clients)
+            line = _linear_mixed(x, x[:, vary], train.y[:, 0].astype(float), train.clients)
+            fixed, effects, ratio, converged = line
             effects = np.vstack([effects, np.zeros((1, len(vary)))])  # of clients that are unknown
 
-            def predict(x: np.ndarray, clients: np.ndarray) -> np.ndarray:
+            def predict(x: np.ndarray, clients: np.ndarray, few: Rows | None = None) -> np.ndarray:
                 x = with_ones(x)
                 own = effects[np.where(clients < known, clients, -1)]
+                if few:  # the mode: D Zᵀ (Z D Zᵀ + σ² I)⁻¹ (y − X β)
+                    z = (ones := with_ones(few.x))[:, vary]
+                    left = few.y[:, 0] - ones @ fixed
+                    own = left @ np.linalg.solve(z @ ratio @ z.T + np.eye(len(z)), z @ ratio)
                 return (x @ fixed + (x[:, vary] * own).sum(1))[:, None]
 
         doubt = "the mixed model did not converge; leave out slopes, or inputs that tell the classes apart"
@@ -191,8 +207,12 @@ class Baselines:
 
 def _linear_mixed(
     x: np.ndarray, z: np.ndarray, y: np.ndarray, clients: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Return coefficients [D], random effects [K, Q] and whether it converged, of a linear mixed model by REML.
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, bool]:
+    """Return a linear mixed model by REML.
+
+    Returns:
+        Coefficients [D], random effects [K, Q], their covariance by the variance of the residuals [Q, Q], and whether
+        it converged.
 
     Raises:
         RunError: statsmodels fails.
@@ -212,4 +232,4 @@ def _linear_mixed(
     effects = np.array([np.asarray(random_effects[client]) for client in range(clients.max() + 1)])
     fixed = np.asarray(model.fe_params) * std
     fixed[0] += mean
-    return fixed, effects * std, bool(model.converged)
+    return fixed, effects * std, np.asarray(model.cov_re) / model.scale, bool(model.converged)

@@ -32,8 +32,8 @@ REACH = 2
 def limits_of(comparison: Comparison, lines: Iterable[Row], number: int = 0) -> tuple[float, float]:
     """Return the limits of the axis of the differences to a reference.
 
-    It has 0, the means and seeds of the methods that are not far behind (`CUT`), and the intervals of the better half
-    as far as `REACH`.
+    It has 0, the means and seeds of the methods that are not far behind (`CUT`), the intervals of the better half
+    as far as `REACH`, and the baselines farther by `CUT`.
 
     Args:
         comparison: has the metric.
@@ -47,7 +47,9 @@ def limits_of(comparison: Comparison, lines: Iterable[Row], number: int = 0) -> 
     need = max([least / 2, *(abs(x) for own in reach[:better] for x in own)])
     most = REACH * max([least / 2, *(abs(mean) for mean, _ in found[:better])])
     ends = [sign * x for _, d in found[:better] for x in d.over_seeds if x is not None]
+    beside = [sign * difference for _, difference in comparison.beside if number == 0]
     shown = [0.0, *(x for own in reach if own[0] >= -CUT * need for x in own), *np.clip(ends, -most, most).tolist()]
+    shown += np.clip(beside, -CUT * most, CUT * most).tolist()
     low, high = min(shown), max(shown)
     more = max(0.05 * (high - low), (least - (high - low)) / 2)
     return (low - more, high + more) if comparison.higher else (-high - more, more - low)

@@ -28,8 +28,10 @@ tables of its own. Other settings may differ (rounds, lr, model, ...); the label
 def options(add: Add) -> None:
     """Add the options of the command."""
     of_groups(add)
-    new = "judge the clients that joined after the last round (eval.holdout_clients), as received or after training"
-    add("--set", choices=["new_received", "new_trained"], help=new)
+    new = (
+        "judge the clients that joined after the last round (eval.holdout_clients): new_received, new_trained, or with"
+    )
+    add("--set", metavar="SET", help=f"{new} eval.newcomer_rows new_received_all, new_trained_N, new_recalibrated_N")
     add("--target", type=float, metavar="ACC", help="accuracy to reach; default: the highest that every run reaches")
     add("--format", choices=["text", "markdown", "latex", "csv"], help="default: the suffix of --out, else text")
     add("--out", type=Path, metavar="FILE", help="write to a file (.txt, .md, .tex, .csv) instead of standard output")

@@ -231,6 +231,12 @@ class Comparison:
         return bool(self.differences) and not self.objections
 
     @property
+    def beside(self) -> list[tuple[Row, float]]:
+        """The baselines, and the difference of their mean to that of the reference, without a test."""
+        base = [row.figures["mean"].mean for row in self.rows if row.group is self.reference and row.rounds]
+        return [(row, row.figures["mean"].mean - base[0]) for row in self.baselines if base and self.paired]
+
+    @property
     def sentences(self) -> list[str]:
         """What the differences show; see `pflsim.analysis.verdict.sentences`."""
         means = {row.label: row.figures["mean"].mean for row in best_first(self.rows)}
@@ -355,12 +361,11 @@ def compare_sets(runs: Iterable[Run], reference: str | None = None, **options: A
     """
     groups = group_runs(runs)
     sets: list[list[Group]] = []  # in order of first appearance
-    for group in groups:
-        fitting = next((members for members in sets if not check_evaluation([*members, group])), None)
-        if fitting is None:
-            sets.append([group])
-        else:
-            fitting.append(group)
+    for group in sorted(groups, key=lambda group: group.is_baseline):
+        fitting = [members for members in sets if not check_evaluation([*members, group])]
+        for members in fitting if group.is_baseline else fitting[:1]:
+            members.append(group)
+        sets += [] if fitting else [[group]]
     if all(len(members) == 1 for members in sets):
         sets = [groups]
     # Group again: labels show what differs within the set.

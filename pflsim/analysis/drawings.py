@@ -100,6 +100,13 @@ def draw_forest(comparison: Comparison, style: Style) -> Drawn:
             axes.plot(0, y, **mark_of(line.who, None, 4.5))
         table.append((line.label, value, worst, *ends, d.level if d else "reference"))
     axes.text(1.02, -0.9, in_text(metric), color=CONTEXT, **beside)
+    for row, difference in comparison.beside:
+        table.append((row.label, *(rounded(row.figures[name].mean) for name in ("mean", "worst_decile")),
+                      points(difference, metric), "", "", "not tested"))  # fmt: skip
+        if low <= difference <= high:
+            axes.axvline(difference, color=row.who.light, linewidth=1, linestyle=":", zorder=1, label=row.label)
+    if comparison.beside:
+        figure.legend(loc="outside upper center", ncols=3, frameon=False)
     axes.axvline(0, color=CONTEXT, linewidth=0.8, zorder=1)
     axes.set(xlim=(low, high), ylim=(len(lines) - 0.4, -0.6), axisbelow=True)
     axes.set_yticks(range(len(lines)), [line.label for line in lines])

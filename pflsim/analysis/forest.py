@@ -26,14 +26,19 @@ def as_text(comparison: Comparison, lines: Sequence[Row], width: int, page: str 
     heads = ("points" if scale_of(metric)[2] else "diff.", "worst", "mean")
     figures = [(line.deltas[0], *(line.figures[name].mean for name in ("worst_decile", "mean"))) for line in lines]
     cells = [(points(d.mean, metric) if d else "", rounded(worst, 2), rounded(mean)) for d, worst, mean in figures]
-    wide = [1 + max(map(len, column)) for column in zip(heads, *cells, strict=True)]
-    names = min(max(12, *(len(line.label) for line in lines)), width // 3)
+    beside = [(row, d, *(row.figures[name].mean for name in ("worst_decile", "mean"))) for row, d in comparison.beside]
+    others = [(points(d, metric), rounded(worst, 2), rounded(mean)) for _, d, worst, mean in beside]
+    wide = [1 + max(map(len, column)) for column in zip(heads, *cells, *others, strict=True)]
+    names = min(max(12, *(len(row.label) for row in (*lines, *comparison.baselines))), width // 3)
     columns, grey = max(width - names - 1 - sum(wide), 16), NOT_CLEAR[page]
 
     def column(x: float) -> int:
         return 1 + round((x - low) / (high - low) * (columns - 3))
 
     zero = min(max(column(0), 2), columns - 3)  # so that both sides have a column
+
+    def shortened(label: str) -> str:
+        return label if len(label) <= names else label[: names - 1] + "…"
 
     def numbers(texts: Sequence[str]) -> str:
         return "".join(text.rjust(size) for text, size in zip(texts, wide, strict=True))
@@ -62,17 +67,23 @@ def as_text(comparison: Comparison, lines: Sequence[Row], width: int, page: str 
     drawn = Text("\n").join([*_head(comparison, (low, high), zero, names + 1, columns, numbers(heads))])
     for line, texts in zip(lines, cells, strict=True):
         colour, d = getattr(line.who, page), line.deltas[0]
-        name = line.label if len(line.label) <= names else line.label[: names - 1] + "…"
         text, own = plotted(line)
-        drawn.append("\n" + name.ljust(names + 1), f"bold {colour}")
+        drawn.append("\n" + shortened(line.label).ljust(names + 1), f"bold {colour}")
         at = len(drawn)
         drawn.append(text, grey if d and d.level == "not clear" else colour)
         if not own:
             drawn.stylize(grey, at + zero, at + zero + 1)
         drawn.append(numbers(texts))
+    for (row, difference, *_), texts in zip(beside, others, strict=True):
+        found, place = [" "] * columns, column(difference)
+        found[zero] = "│"
+        found[min(max(place, 0), columns - 1)] = "◂" if difference < low else "▸" if difference > high else "┊"
+        drawn.append("\n" + shortened(row.label).ljust(names + 1), f"bold {getattr(row.who, page)}")
+        drawn.append("".join(found) + numbers(texts), grey)
     key = ["─ 95% over seeds", "own mark: clear", "○ on these clients only", "◦ not clear"]
     if all(d is None or d.over_seeds[0] is None for d, *_ in figures):
         key = ["one seed: no interval over seeds, nothing is clear"]
+    key += ["┊ regression, not tested"] * bool(others)
     key += ["◂▸ beyond the axis"] * any(arrow in drawn.plain for arrow in "◂▸")
     return drawn.append("\n".join(["\n", *flowed(key, width)]))
 

@@ -146,7 +146,9 @@ def _examples(groups: Sequence[Group]) -> Iterator[str]:
 def _differing(groups: Sequence[Group], prefixes: Sequence[str]) -> list[str]:
     keys = list(dict.fromkeys(key for group in groups for key in group.settings))
     matching = [key for key in keys if key in prefixes or key.partition(".")[0] in prefixes]
-    return [key for key in matching if len({written(group.settings.get(key)) for group in groups}) > 1]
+    judged = [group for group in groups if not group.is_baseline]  # baselines have one round, which is evaluated
+    of = {key: judged if key == "eval.every" else groups for key in matching}
+    return [key for key in matching if len({written(group.settings.get(key)) for group in of[key]}) > 1]
 
 
 def _values(key: str, groups: Sequence[Group]) -> str:

@@ -4,7 +4,9 @@ The logit of row j of client i is x_j·β + z_j·b_i, where b_i = Λ u_i, u_i ~ 
 Bates et al. (2015), "Fitting linear mixed-effects models using lme4", with `nAGQ=1`.
 """
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.polynomial.hermite_e import hermegauss
@@ -59,6 +61,11 @@ class LogisticMixedModel:
         spread = np.linalg.norm(z @ self.factor, axis=1)  # z·b of an unknown client is one normal variable
         integrated = expit(fixed[:, None] + spread[:, None] * nodes) @ (weights / weights.sum())
         return np.where(known, expit(fixed + (z * self.effects[clients]).sum(1)), integrated)
+
+    def updated(self, x: np.ndarray, z: np.ndarray, y: np.ndarray) -> LogisticMixedModel:
+        """Return the model for one client that was unknown, whose effects are at their conditional mode on its rows."""
+        one = np.zeros(len(y), int)
+        return replace(self, effects=_modes(x @ self.coefficients, z @ self.factor, y, one[:1], one)[0] @ self.factor.T)
 
 
 def fit_logistic_mixed(x: np.ndarray, z: np.ndarray, y: np.ndarray, clients: np.ndarray) -> LogisticMixedModel:

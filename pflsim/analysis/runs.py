@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, cast
 
 from pflsim.config.components import COMPONENTS
 from pflsim.config.names import nearest
-from pflsim.config.settings import Settings, dotted
+from pflsim.config.settings import Eval, Settings, dotted
 from pflsim.display.formats import Choice
 from pflsim.display.identity import is_baseline
 from pflsim.errors import SettingsError, reading
@@ -41,13 +41,10 @@ IGNORED = (
     "seed", "names", "run_dir", "data.root", "data.path", "data.test", "data.download",
     "executor", "ray_address", "placement", "lockstep_clients", "on_client_error", "checkpoint", "trace", "tracking",
     "progress", "sweep",
-    "eval.batch_size", "eval.models", "eval.received", "eval.metrics",
+    "eval.batch_size", "eval.models", "eval.received", "eval.metrics", "eval.newcomer_rows",
 )  # fmt: skip
 """Settings that two runs of one experiment may differ in: the seed, names and paths, the executor, its placement and
 the size of stacks (which change at most the last bits of a result), and what is recorded."""
-
-SETS: dict[str, EvalPhase] = {"new_received": "received", "new_trained": "trained"}
-"""What clients that join after the last round can be judged on: the model as received, and after local training."""
 
 FEDERATION = ("data", "shift", "partition", "split", "clients")
 """Settings that determine, with the seed, every client's examples. If groups share a seed, the hash decides."""
@@ -169,7 +166,7 @@ class Run:
 
     def untrained(self, until: int) -> set[int]:
         """Return the clients that have not taken part in a round up to this one, because of `fraction` or faults."""
-        clients = self.config["clients"] - run_settings(self)["eval.holdout_clients"]
+        clients = self.config["clients"] - Eval(holdout_clients=run_settings(self)["eval.holdout_clients"]).newcomers
         absent = self._clients.query("fault not in ('', 'straggler')").groupby("round")["client"].agg(set).to_dict()
         never = set(range(clients))
         for line in self.history:
@@ -353,19 +350,24 @@ def read_run(folder: Path) -> Run:
 
 
 def judged_on(run: Run, name: str | None) -> Run:
-    """Return a run that reports the results on a test set of `SETS`; on the clients' own test rows, the run itself.
+    """Return a run that reports its results on the clients that join after the last round; without a name, the run.
+
+    Args:
+        run: the run.
+        name: new_PHASE, see `NewcomerRecord`: new_received, new_trained, new_trained_10, new_recalibrated_10, ...
 
     Raises:
-        SettingsError: there is no such set, or the run has no results on it.
+        SettingsError: the run has no such results.
     """
-    if name is not None and name not in SETS:
-        raise SettingsError(f"--set {name}: {nearest(name, SETS)}")
     if name is None or not run.history:
         return run
-    scope = Scope(cast(ModelKind, "newcomer"), "test", SETS[name])
+    scope = Scope(cast(ModelKind, "newcomer"), "test", cast(EvalPhase, name.removeprefix("new_")))
     last, rows = run.history[-1], run.counts(run.history[-1].round, scope).reset_index()
-    if rows.empty:
-        raise SettingsError(f"{run.folder}: --set {name}: this run has no new clients; run with eval.holdout_clients=1")
+    if rows.empty or name == scope.phase:
+        has = [f"new_{phase}" for phase in {*run.per_client().query("model == 'newcomer'")["phase"]}]
+        none = "this run has no new clients; run with eval.holdout_clients=1"
+        more = "; eval.newcomer_rows=[10] adds some, and recalibrated ones for values and two classes"
+        raise SettingsError(f"{run.folder}: --set {name}: {nearest(name, has) + more if has else none}")
     measures = next(each.measures for line in run.history for each in line.evaluations.values())
     found = evaluation(
         [

@@ -10,13 +10,13 @@ from dataclasses import asdict, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pflsim.analysis.baselines import Baselines, Predict
+from pflsim.analysis.baselines import Baselines, Predict, Rows
 from pflsim.config.components import TARGET, component_name
 from pflsim.config.compose import OWN_DEFAULTS, config_folders, configs, parse, to_settings
 from pflsim.config.names import nearest
@@ -31,11 +31,11 @@ from pflsim.records.evaluation import Scope
 from pflsim.records.folder import create_run_folder, run_lock, run_log, write_config
 from pflsim.records.summary import RunMeta
 from pflsim.records.tracker import Tracker
-from pflsim.seeding import evaluated
+from pflsim.seeding import evaluated, newcomer_rows
 from pflsim.tasks.metrics import Metric, check_primary, measures_of, metrics_of
 from pflsim.tasks.task import Task, task_of
 from pflsim.terminal.result import result_line
-from pflsim.types import EvalPhase, EvalRow, ModelKind, NewcomerRecord, RoundRecord
+from pflsim.types import SPLITS, EvalPhase, EvalRow, ModelKind, NewcomerRecord, RoundRecord
 
 MODELS = {"pooled": "pooled_regression", "local": "local_regression", "mixed": "mixed_model"}
 """Baselines, and their names among the methods."""
@@ -66,7 +66,7 @@ def execute(options: argparse.Namespace) -> None:
 
     models, slopes = (list(filter(None, words.split(","))) for words in (options.models, options.slopes))
     values = parse(options.settings)
-    _check_options(models, slopes, values)
+    check_options(models, slopes, values)
     doing("reading the settings")
     runs = [to_settings(each) for each in configs(values, True, config_folders(options.config_dir))[1]]
     for settings in runs:
@@ -75,10 +75,17 @@ def execute(options: argparse.Namespace) -> None:
     print_comparisons(folders)
 
 
-def _check_options(models: Sequence[str], slopes: Sequence[str], values: Mapping[str, Any]) -> None:
+def check_options(
+    models: Sequence[str], slopes: Sequence[str], values: Mapping[str, Any], known: Iterable[str] = MODELS
+) -> None:
+    """Check options of the command line, and settings by dotted key; `known` are the models to choose from.
+
+    Raises:
+        SettingsError: one is wrong, or a package is missing.
+    """
     for name in models or [""]:
-        if name not in MODELS:
-            raise SettingsError(f"--models {name}: {nearest(name, MODELS)}")
+        if name not in known:
+            raise SettingsError(f"--models {name}: {nearest(name, known)}")
     if slopes and "mixed" not in models:
         raise SettingsError(f"--slopes {','.join(slopes)} has no effect without --models mixed; leave it out")
     if given := [key for key in values if key.partition(".")[0] in ("method", "run_dir")]:
@@ -116,7 +123,7 @@ def run_baselines(settings: Settings, models: Sequence[str], slopes: Sequence[st
     metrics = metrics_of(settings.eval.metrics, task, settings.eval.primary)
     measures = measures_of(task, metrics, settings.eval)
     check_primary(measures, metrics, task, (shard(dataset, partition, c).test.y for c in range(settings.clients)))
-    trained = settings.clients - settings.eval.holdout_clients
+    trained = settings.trained
     data, names = Baselines.of(dataset, partition, trained), record_names(settings)
     if "mixed" in models:
         data.check_mixed(slopes)
@@ -126,13 +133,15 @@ def run_baselines(settings: Settings, models: Sequence[str], slopes: Sequence[st
         doing(f"evaluating the {name} baseline")
         model: ModelKind = "global" if name == "pooled" else "personal"
         phase, method = PHASES[name], MODELS[name]
-        rows = partial(_rows, data, predict, task, metrics)
+        rows = partial(_rows, data=data, predict=predict, task=task, metrics=metrics)
         chosen = evaluated(settings.eval.clients, settings.seed, trained, ())
         found = rows(chosen, Scope(model, "test", phase))
         pooled = {(model, "test", phase): _metrics(metrics, [row.outcomes for row in found if row.outcomes])}
         if len(data.rows["val"].y):
             found += rows(chosen, Scope(model, "val", phase))
-        new = [] if name == "local" else rows(range(trained, settings.clients), Scope("personal", "test", "received"))
+        newcomers = range(trained, settings.clients if name != "local" else trained)
+        new = rows(newcomers, Scope("personal", "test", "received"))
+        few = [*_few(data, predict, rows, newcomers, settings, name == "mixed")] if settings.eval.newcomer_rows else []
         own = {"baseline": name} | ({"slopes": list(slopes)} if name == "mixed" and slopes else {})
         names_of = {**settings.names, "method": method, "model": "linear"}
         its = replace(settings, method=own, rounds=1, names=names_of)
@@ -145,12 +154,13 @@ def run_baselines(settings: Settings, models: Sequence[str], slopes: Sequence[st
                 method, dataset.name, ", ".join(filter(None, (names["partition"], names["shift"]))), digest, "linear",
                 settings.clients, 1, settings.seed, model, phase,
                 "all" if settings.eval.clients == trained else str(settings.eval.clients), measures, partition.names,
-                settings.eval.holdout_clients, 0, dataset.num_classes, dataset.task,
+                settings.eval.newcomers, 0, dataset.num_classes, dataset.task,
             )  # fmt: skip
             seconds = {"total": time.perf_counter() - start}
-            found = [replace(row, outcomes=None) for row in found]
+            found, new, few = ([replace(row, outcomes=None) for row in each] for each in (found, new, few))
             record = RoundRecord(1, tuple(range(trained)), (), {}, tuple(found), seconds, pooled=pooled)
-            _write(folder, meta, record, NewcomerRecord(1, {row.client: 0 for row in new}, tuple(new), ()), doubt)
+            joined = NewcomerRecord(1, {row.client: 0 for row in new}, tuple(new), (), tuple(few))
+            _write(folder, meta, record, joined, doubt)
         print(f"{method} seed {settings.seed}: {result_line(folder)}", flush=True)
         yield folder
 
@@ -166,8 +176,24 @@ def _write(folder: Path, meta: RunMeta, record: RoundRecord, newcomers: Newcomer
         tracker.close(states_saved=False)
 
 
+def _few(
+    data: Baselines, predict: Predict, rows: Any, newcomers: Iterable[int], settings: Settings, updates: bool
+) -> Iterator[EvalRow]:
+    """Yield evaluations of newcomers on all of their rows, and of a model that `updates`, after few training rows."""
+    parts = [data.rows[split] for split in SPLITS]
+    every = replace(data, rows={"test": Rows.joined(parts)})
+    yield from rows(newcomers, Scope("personal", "test", cast(EvalPhase, "received_all")), data=every)
+    for client in newcomers if updates else ():
+        own = parts[0].of(parts[0].clients == client)
+        order = newcomer_rows(settings.seed, client, len(own.y)).numpy()
+        for number in settings.eval.newcomer_rows:
+            if number <= len(order):
+                scope = Scope("personal", "test", cast(EvalPhase, f"trained_{number}"))
+                yield from rows([client], scope, predict=partial(predict, few=own.of(order[:number])))
+
+
 def _rows(
-    data: Baselines, predict: Predict, task: Task, metrics: Sequence[Metric], clients: Iterable[int], scope: Scope
+    clients: Iterable[int], scope: Scope, data: Baselines, predict: Predict, task: Task, metrics: Sequence[Metric]
 ) -> list[EvalRow]:
     """Return the evaluation of a baseline on one split of some clients."""
     split, rows = data.rows[scope.split], list[EvalRow]()

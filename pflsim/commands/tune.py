@@ -92,8 +92,6 @@ def run_study(folder: Path, options: Mapping[str, Any]) -> list[Path]:
 
 def _run(study: Study) -> list[Path]:
     """Run the trials, then the chosen values with the other seeds; print and write the tables; returns these runs."""
-    from pflsim.terminal.result import result_line
-
     study.write()
     first = [method.settings({}) for method in study.methods]
     live = first[0].progress in ("auto", "live")
@@ -104,11 +102,7 @@ def _run(study: Study) -> list[Path]:
             study.write()
     failed = [f"{m.name}: all trials failed, so it has no runs" for m in study.methods if not study.chosen(m)]
     runs = study.final_runs()
-    with SweepTable(["run"] * len(runs), live) as table:
-        for number, reason in side_by_side(runs, parallel_runs(runs), table) if runs else ():
-            folder = Path(str(runs[number].run_dir))
-            print(f"{folder.name}: {reason or result_line(folder)}", flush=True)
-            failed += [f"{folder}: {reason}"] if reason else []
+    failed += run_or_resume(runs, live)
     done = [folder for run in runs if is_complete(folder := Path(str(run.run_dir)))]
     text, page = _tables(study, done)
     write_atomically(study.folder / "tuned.md", f"{page}\n")
@@ -116,6 +110,19 @@ def _run(study: Study) -> list[Path]:
     if failed:
         raise RunError("\n".join(failed))
     return done
+
+
+def run_or_resume(runs: Sequence[Settings], live: bool) -> list[str]:
+    """Run or resume each run, see `side_by_side`, and print a line when one ends; return why runs failed."""
+    from pflsim.terminal.result import result_line
+
+    failed = list[str]()
+    with SweepTable(["run"] * len(runs), live) as table:
+        for number, reason in side_by_side(runs, parallel_runs(runs), table) if runs else ():
+            folder = Path(str(runs[number].run_dir))
+            print(f"{folder.name}: {reason or result_line(folder)}", flush=True)
+            failed += [f"{folder}: {reason}"] if reason else []
+    return failed
 
 
 def _tables(study: Study, runs: Sequence[Path]) -> list[str]:

@@ -110,9 +110,17 @@ def check_sweep(runs: Sequence[Settings], jobs: Sequence[Mapping[str, Any]]) -> 
 
 
 def _contradictions(settings: Settings) -> Iterator[str]:
-    held, clients, placement = settings.eval.holdout_clients, settings.clients, settings.placement
+    held, clients, placement = settings.eval.newcomers, settings.clients, settings.placement
+    named = settings.eval.holdout_clients
     if held >= clients:
-        yield f"eval.holdout_clients={held} leaves no client to train; with clients={clients} use at most {clients - 1}"
+        yield (
+            f"eval.holdout_clients={written(named)} leaves no client to train; with clients={clients} use at most "
+            f"{clients - 1}"
+        )
+    elif isinstance(named, list) and len({*map(str, named)}) < held:
+        yield f"eval.holdout_clients={written(named)}: expected each client once"
+    if (few := settings.eval.newcomer_rows) and (not held or len({*few}) < len(few)):
+        yield f"eval.newcomer_rows={few}: expected each number once, and new clients (eval.holdout_clients)"
     elif settings.fraction < 1:
         from pflsim.seeding import cohort_size  # imports torch, which most runs do not need here
 

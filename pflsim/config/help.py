@@ -24,6 +24,7 @@ Options:
 
 Commands that run many experiments:
   probe               find out whether clients should train alone, together, in groups or with personal models
+  leave-out           hold out each client once, and judge models on it: leave-out method=fedavg data=table ...
   tune                tune methods with equal budgets on validation data, then compare them: tune method=local,ditto
 
 Commands that read run folders:
@@ -34,6 +35,7 @@ Commands that read run folders:
   predict             apply a trained model to new rows: predict RUN rows.csv --client north --out predictions.csv
 
 Commands without a run:
+  baselines           fit regressions to the rows of a table, to stand beside runs
   partition           write and draw the partition of some settings: partition data=mnist clients=20 into=FOLDER
   check-method        check that a method keeps its contract: check-method mine.moon
 

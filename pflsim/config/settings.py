@@ -118,10 +118,20 @@ class Eval:
     """Evaluate the personal model both as received and after local training."""
     batch_size: Count | None = None
     """Examples per forward pass; null: 128 on a CPU, 1024 on a GPU."""
-    holdout_clients: CountOrZero = 0
-    """Exclude the last N clients from training; evaluate them as newcomers after the last round."""
+    holdout_clients: CountOrZero | list[str | int] = 0
+    """Hold out the last N clients, or clients by name, from training; they join as newcomers after the last round."""
+    fit: Literal["training", "all"] = "training"
+    """Clients whose training rows give the encoder of a table or texts, the scale of targets and class weights."""
     finetune_epochs: Annotated[int, Ge(0), Le(1_000_000)] = 1
     """Local epochs of a newcomer before its second evaluation."""
+    newcomer_rows: list[Count] = field(default_factory=list)
+    """Evaluate newcomers also after training, and after recalibration, with N training rows of each: [10, 50]."""
+
+    @property
+    def newcomers(self) -> int:
+        """The number of clients that do not train."""
+        held = self.holdout_clients
+        return held if isinstance(held, int) else len(held)
 
 
 @dataclass(frozen=True)
@@ -270,6 +280,11 @@ class Settings:
     faults: Faults = field(default_factory=Faults)
     tracking: Tracking = field(default_factory=Tracking)
     trace: Trace = field(default_factory=Trace)
+
+    @property
+    def trained(self) -> int:
+        """The number of clients that train, which are the first ones."""
+        return self.clients - self.eval.newcomers
 
 
 @dataclass(frozen=True, slots=True)

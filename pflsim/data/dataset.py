@@ -138,19 +138,20 @@ class Dataset:
         """Return what the targets are of."""
         return "classification" if self.y.ndim == 1 else "regression" if self.y.dtype == np.float32 else "multilabel"
 
-    def by_class(self, bins: int = BINS) -> Dataset:
+    def by_class(self, bins: int = BINS, rows: np.ndarray | slice = slice(None)) -> Dataset:
         """Return the data set with a class for each example, by which partitions and splits deal the examples.
 
         Args:
             bins: of regression, the number of quantiles of the first target, which are the classes. A multilabel
                 example has the class of its first label, or one of its own without labels.
+            rows: decide these quantiles.
         """
         if self.task == "classification":
             return self
         if self.task == "multilabel":
             y, classes = np.where(self.y.any(1), self.y.argmax(1), self.num_classes), self.num_classes + 1
         else:
-            ends = np.quantile(self.y[:, 0], np.arange(1, bins) / bins)
+            ends = np.quantile(self.y[rows, 0], np.arange(1, bins) / bins)
             y, classes = np.searchsorted(ends, self.y[:, 0], side="right"), bins
         return replace(self, y=y.astype(np.int64), num_classes=classes)
 

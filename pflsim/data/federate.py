@@ -7,6 +7,7 @@ import numpy as np
 from numpy.random import Generator
 
 from pflsim.config.components import bind, component_name, settings_of, targets_of
+from pflsim.config.names import nearest
 from pflsim.config.settings import Settings
 from pflsim.data.content import copied_rows
 from pflsim.data.dataset import BINS, Dataset, Loader, check_dataset, described, named_classes
@@ -95,7 +96,7 @@ def load_federation(settings: Settings, kept: dict[str, Dataset] | None = None) 
                 raise SettingsError(f"split.{key}={value} has no effect: the partition lists test rows; leave it out")
         partition = _check_partition(given, clients, len(dataset.y))
     else:
-        dealt = dataset.by_class(settings.partition.get("bins", BINS))
+        dealt = dataset.by_class(settings.partition.get("bins", BINS), _decides(dataset, settings))
         if dealt.domains and rule:
             partition = _within_domains(dealt, rule, split_rule, clients, settings.seed)
         else:
@@ -104,9 +105,34 @@ def load_federation(settings: Settings, kept: dict[str, Dataset] | None = None) 
     if copied:
         said = f"{copied:,} of {tested:,} test rows ({copied / tested:.1%}) equal a training or validation row"
         dataset = replace(dataset, notes=(*dataset.notes, f"{dataset.name}: {said}"))
+    partition = replace(partition, names=given.names or names_of(dataset, partition))
+    order = _held_last(settings.eval.holdout_clients, partition)
+    fitted = settings.trained if settings.eval.fit == "training" else None
+    partition = replace(partition.ordered(order), fitted=fitted)
     dataset = replace(dataset.fit(dataset, partition), fit=None) if dataset.fit else dataset
     shift = shift_rule(dataset, clients, numpy_generator(settings.seed, "shift"))
-    return dataset, replace(partition, shift=shift, names=given.names or names_of(dataset, partition))
+    groups = tuple(shift.groups[client] for client in order if shift.groups)
+    return dataset, replace(partition, shift=replace(shift, groups=groups))
+
+
+def _decides(dataset: Dataset, settings: Settings) -> np.ndarray | slice:
+    """Return which rows decide the quantiles of a target: those of the clients in the data that train."""
+    held, ids = settings.eval.holdout_clients, dataset.clients
+    if settings.eval.fit == "all" or not held or ids is None:
+        return slice(None)
+    numbers, names = np.unique(ids), dataset.client_names
+    last = [*map(str, held)] if isinstance(held, list) else [names[n] if names else str(n) for n in numbers[-held:]]
+    trains = ~np.isin(ids, [n for n in numbers if (names[n] if names else str(n)) in last])
+    return trains if trains.any() else slice(None)
+
+
+def _held_last(asked: int | list[str | int], partition: Partition) -> list[int]:
+    """Return the order of the clients, in which those that are held out by name are last."""
+    held, names = [] if isinstance(asked, int) else [*map(str, asked)], partition.names
+    if unknown := [name for name in held if name not in names]:
+        known = nearest(unknown[0], names) if names else "the clients have no names; give their number"
+        raise SettingsError(f"eval.holdout_clients: there is no client {unknown[0]!r}; {known}")
+    return sorted(range(partition.clients), key=lambda client: bool(held) and names[client] in held)
 
 
 def _check_classes(dataset: Dataset) -> None:

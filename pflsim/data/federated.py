@@ -28,6 +28,7 @@ class Partition:
     """Row numbers of the data set: one ascending array per client and split, how its examples are shifted, and names.
 
     `names` are those of the clients: given, or those of the data if every client has the training rows of one; else ().
+    The first `fitted` clients decide what all have in common, see `common`; None: all do.
     """
 
     train: tuple[np.ndarray, ...]
@@ -35,11 +36,23 @@ class Partition:
     test: tuple[np.ndarray, ...]
     shift: Shift = Shift()
     names: tuple[str, ...] = ()
+    fitted: int | None = None
+
+    @property
+    def common(self) -> tuple[np.ndarray, ...]:
+        """Return the training rows that give the encoder, the scale of targets and class weights, by client."""
+        return self.train[: self.fitted]
 
     @property
     def clients(self) -> int:
         """Return the number of clients."""
         return len(self.train)
+
+    def ordered(self, order: Sequence[int]) -> Partition:
+        """Return the partition with its clients in another order; of the shift, nothing changes."""
+        parts = ("train", "val", "test", "names")
+        given = {name: tuple(own[client] for client in order) for name in parts if (own := getattr(self, name))}
+        return replace(self, **given)
 
     def called(self, client: int) -> str:
         """Return a client's id and name for a message."""
@@ -167,6 +180,12 @@ class Shard:
     def num_examples(self) -> int:
         """Return the number of training examples, n_i."""
         return len(self.train)
+
+    @property
+    def all(self) -> Examples:
+        """Return the examples of all splits."""
+        parts = self.train, self.val, self.test
+        return replace(self.test, x=torch.cat([part.x for part in parts]), y=torch.cat([part.y for part in parts]))
 
     def split(self, name: Split) -> Examples:
         """Return the examples of a split."""

@@ -100,12 +100,14 @@ class FinetuneTask:
     Args:
         round_number: decides the random numbers.
         epochs: how often the module's schedule runs, from 0. A phase without a length of its own lasts one epoch.
+        rows: the number of training rows, the first ones of `pflsim.seeding.newcomer_rows`; None: all.
     """
 
     name: ClassVar[str] = "fine-tuning"
     changes_state: ClassVar[bool] = True
     round_number: int
     epochs: int
+    rows: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,8 @@ class EvalRequest:
         joining: the downlink is the first one of newcomers.
         confusion: also count test examples by class and predicted class.
         pooled: also return the scores of test examples, for metrics over the examples of all clients.
+        rows: the number of training rows that the client has, as in `FinetuneTask`.
+        recalibrate: add the constant to the outputs that fits them best to these rows, see `Criterion.correction`.
     """
 
     name: ClassVar[str] = "evaluation"
@@ -132,6 +136,8 @@ class EvalRequest:
     joining: bool = False
     confusion: bool = False
     pooled: bool = False
+    rows: int | None = None
+    recalibrate: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ class RunPlan:
         header: metadata of the run for checkpoints.
         units: names of the fusion units in their order, for the trace.
         newcomers: clients that join after the last round.
+        few: those of them that have as many training rows, by each number of `eval.newcomer_rows`.
         absentees, stragglers: clients of each round's cohort; empty: none in any round.
         metrics: to compute over the examples of all clients together.
         adapts: the reported model is adapted to each client's examples, so checkpoints store it.
@@ -40,6 +41,7 @@ class RunPlan:
     header: Mapping[str, Any] = field(default_factory=dict)
     units: tuple[str, ...] = ()
     newcomers: tuple[int, ...] = ()
+    few: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     absentees: tuple[tuple[int, ...], ...] = ()
     stragglers: tuple[tuple[int, ...], ...] = ()
     adapts: bool = False

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, cast
 
 import torch
 
@@ -33,7 +33,7 @@ from pflsim.records.evaluation import grouped, validation_score
 from pflsim.records.history import stalled_since
 from pflsim.records.trace import write_trace
 from pflsim.seeding import evaluated
-from pflsim.types import EvalPhase, EvalRow, Fault, ModelKind, NewcomerRecord, RoundRecord, Traffic
+from pflsim.types import EvalPhase, EvalRow, Fault, ModelKind, NewcomerRecord, RoundRecord, Split, Traffic
 
 logger = logging.getLogger(__name__)
 Handle = TypeVar("Handle")
@@ -261,11 +261,34 @@ class Simulation(Generic[Handle]):
             request = EvalRequest("personal", "received", plan.newcomers, plan.splits, last, joining=True)
             received = executor.evaluate(request, sent)
             self._ahead = True  # the newcomers' states are not part of the last round's checkpoint
+            few = tuple(self._with_few_rows(request, sent))
             executor.store(executor.run(FinetuneTask(last + 1, plan.settings.eval.finetune_epochs), sent))
             down_bytes = sent.down_bytes
             del sent  # free the messages before the evaluation
             trained = executor.evaluate(replace(request, phase="trained"))
-        return NewcomerRecord(last, down_bytes, tuple(received), tuple(trained))
+        return NewcomerRecord(last, down_bytes, tuple(received), tuple(trained), few)
+
+    def _with_few_rows(self, request: EvalRequest, sent: Sent[Handle]) -> Iterator[EvalRow]:
+        """Yield evaluations of newcomers as received on all of their rows, and after few training rows."""
+        executor, plan = self.executor, self.plan
+
+        def named(phase: str, rows: Sequence[EvalRow]) -> Iterator[EvalRow]:
+            return (replace(row, phase=cast(EvalPhase, phase)) for row in rows)
+
+        if plan.few:
+            whole = executor.evaluate(replace(request, splits=(cast(Split, "all"),)), sent)
+            yield from (replace(row, split="test") for row in named("received_all", whole))
+        for number, clients in plan.few.items():
+            if clients:
+                own = sent.without({*plan.newcomers} - {*clients})
+                asked = replace(request, clients=clients, rows=number)
+                if plan.meta.recalibrates:
+                    found = executor.evaluate(replace(asked, recalibrate=True), own)
+                    yield from named(f"recalibrated_{number}", found)
+                task = FinetuneTask(request.round_number + 1, plan.settings.eval.finetune_epochs, number)
+                executor.store(executor.run(task, own))
+                yield from named(f"trained_{number}", executor.evaluate(replace(asked, phase="trained")))
+                executor.rollback()
 
     def _repeat_after_losses(self, work: Callable[[], Result]) -> Result:
         """Do the work; if a node is lost, do it again with the states after the last finished round.

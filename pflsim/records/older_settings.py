@@ -13,12 +13,16 @@ BEFORE: dict[str, dict[str, Any]] = {
     "pflsim.data.sources.image_folder.load": {"background": "white"},
 }
 """The values that settings of components had, by target, before the settings existed."""
+HELD = "holdout_clients"
+"""If clients are held out, `eval.fit` was all."""
 
 
 def with_older(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the saved settings of a component, or of a run by dotted key, with those that are newer than it."""
+    """Return the saved settings of a component or section, or of a run by dotted key, with those that are newer."""
     targets = {key.removesuffix(TARGET): BEFORE.get(str(value), {}) for key, value in values.items() if TARGET in key}
     older = {f"{prefix}{name}": value for prefix, more in targets.items() for name, value in more.items()}
+    held = [key for key, value in values.items() if key.split(".")[-1] == HELD and value]
+    older |= {f"{key.removesuffix(HELD)}fit": "all" for key in held}
     return {**values, **{key: value for key, value in older.items() if key not in values}}
 
 

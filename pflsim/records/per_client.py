@@ -37,7 +37,9 @@ def round_rows(record: RoundRecord, meta: RunMeta) -> Iterator[tuple[Any, ...]]:
 
 def newcomer_rows(record: NewcomerRecord, meta: RunMeta) -> Iterator[tuple[Any, ...]]:
     """Yield the evaluations of newcomers, with model "newcomer". Newcomers have no uplinks."""
-    for row in sorted((*record.received, *record.trained), key=lambda row: (row.client, row.split, row.phase)):
+    for row in sorted(
+        (*record.received, *record.trained, *record.few), key=lambda row: (row.client, row.split, row.phase)
+    ):
         yield record.round, *_cells(row, "newcomer", Traffic(0, record.down_bytes[row.client]), "", meta)
 
 

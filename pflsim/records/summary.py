@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NotRequired, get_args
 
 from pflsim.display.formats import Choice
-from pflsim.records.evaluation import Evaluation, Measures, Scope, Stats, evaluation
+from pflsim.records.evaluation import Evaluation, Measures, Scope, Stats, evaluation, grouped
 from pflsim.records.files import keys, write_atomically
 from pflsim.records.history import RoundMetrics, Traffic, finite, stalled_since, validation_scores
 from pflsim.types import EvalPhase, EvalRow, ModelKind, NewcomerRecord, Precision, TaskName
@@ -75,14 +75,20 @@ class RunMeta:
         return self.reported_phase if model == "personal" else "received"
 
     @property
+    def recalibrates(self) -> bool:
+        """Whether a constant can be added to the outputs: of values, or of the logit of two classes."""
+        return self.task == "regression" or (self.task == "classification" and self.classes == 2)
+
+    @property
     def reported(self) -> Scope:
         """The scope that the method reports: the reported model on test data."""
         return Scope(self.reported_model, "test", self.phase(self.reported_model))
 
 
-def newcomer_results(record: NewcomerRecord, measures: Measures) -> dict[EvalPhase, Evaluation | None]:
-    """Return the test results of the clients that joined after the last round, as received and after fine-tuning."""
-    found: dict[EvalPhase, Sequence[EvalRow]] = {"received": record.received, "trained": record.trained}
+def newcomer_results(record: NewcomerRecord, measures: Measures) -> dict[str, Evaluation | None]:
+    """Return the test results of the clients that joined after the last round by phase, see `NewcomerRecord`."""
+    found: dict[str, Sequence[EvalRow]] = {"received": record.received, "trained": record.trained}
+    found |= grouped((row.phase, row) for row in record.few)
     return {phase: evaluation([row for row in rows if row.split == "test"], measures) for phase, rows in found.items()}
 
 

@@ -51,7 +51,7 @@ class Task:
         name: classification, multilabel or regression.
         targets: number of classes, of labels, or of values per example.
         choice: loss, its arguments, label smoothing and class weights, as the settings give them.
-        weights: of classes or labels, where the settings or the training data of all clients decide them.
+        weights: of classes or labels, where the settings or the training data of all clients that train decide them.
         mean, std: of each target, with which training standardises them; empty: targets are used as they are.
     """
 
@@ -179,11 +179,39 @@ class Criterion(nn.Module):
             return torch.cat((torch.zeros_like(outputs), outputs), 1)
         return outputs * self.std + self.mean if self.task.mean else outputs
 
+    def correction(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the constant, [O], that fits outputs to targets if it is added: of values, or of two classes.
+
+        It is the mean residual, or changes the logit of class 1 as `firth_intercept` says.
+        """
+        if self.task.name == "regression":
+            return ((targets - self.mean) / self.std - outputs if self.task.mean else targets - outputs).mean(0)
+        logits = self.scores(outputs).double().cpu().diff().squeeze(1).numpy()
+        shift = firth_intercept(logits, targets.cpu().numpy())
+        return outputs.new_tensor([shift] if self.one_output else [0.0, shift])
+
     def weigh(self, targets: Tensor) -> None:
         """Balance the classes of a client's training targets, with `task.class_weights=balanced_client`."""
         if self.task.choice.class_weights == "balanced_client":
             weight: Any = next(getattr(self.loss, name) for name in WEIGHTS if hasattr(self.loss, name))
             weight.copy_(torch.tensor(self.task.balanced(counts_of(self.task, targets.cpu().numpy()))))
+
+
+def firth_intercept(logits: np.ndarray, targets: np.ndarray) -> float:
+    """Return the intercept that is added to given logits [n], with Firth's penalty: it exists for one class, too.
+
+    Firth (1993): the root of Σ (y − p + h (½ − p)), where h = p (1 − p) / Σ p (1 − p).
+    """
+    from scipy.optimize import brentq
+    from scipy.special import expit
+
+    given = logits.clip(-30, 30)  # the products below are not 0
+
+    def score(intercept: float) -> float:
+        p, q = expit(given + intercept), expit(-given - intercept)
+        return float((targets - p + p * q / (p * q).sum() * (0.5 - p)).sum())
+
+    return float(np.asarray(brentq(score, -100.0, 100.0)))
 
 
 def counts_of(task: Task, targets: np.ndarray) -> np.ndarray:
@@ -225,17 +253,17 @@ def task_of(settings: Settings, dataset: Dataset, partition: Partition) -> Task:
     Raises:
         SettingsError: there is no such loss, or the number of class weights is wrong.
     """
-    task, trained = Task(dataset.task, dataset.num_classes, settings.task), range(partition.clients)
+    task, common = Task(dataset.task, dataset.num_classes, settings.task), partition.common
     given = task.choice.class_weights
     numbers = task.name == "regression" and dataset.kind == "tables" and task.choice.loss is None
     if numbers if (asked := task.choice.standardize_target) is None else asked:
         if task.name != "regression":
             raise SettingsError(f"task.standardize_target=true: the run has task={task.name}; leave it out")
-        y = dataset.y[np.concatenate(partition.train)].astype(np.float64)
+        y = dataset.y[np.concatenate(common)].astype(np.float64)
         std = np.where((found := y.std(0)) > 0, found, 1.0)
         task = replace(task, mean=tuple(y.mean(0).tolist()), std=tuple(std.tolist()))
     if given == "balanced":
-        targets = [partition.shift.of(client).labels(dataset, partition.train[client]) for client in trained]
+        targets = [partition.shift.of(client).labels(dataset, rows) for client, rows in enumerate(common)]
         return replace(task, weights=task.balanced(np.sum([counts_of(task, each) for each in targets], 0)))
     if not isinstance(given, list):
         return task

@@ -60,10 +60,12 @@ def result_lines(summary: Summary) -> Iterator[str]:
     yield f"* {identity(meta.method).display} reports its {meta.reported_model} model, {when}"
     yield f"reports      take its row {CHOSEN['best_val' if best else 'last']}"
     if summary.newcomers is not None:
-        found = newcomer_results(summary.newcomers, meta.measures).values()
-        received, trained = (NONE if each is None else f"{each.mean:.4f}" for each in found)
-        after = f"{trained} after {plural(meta.finetune_epochs, 'epoch')} of training"
-        yield f"newcomers    {plural(meta.newcomers, 'client')}: {received} as received, {after}"
+        found = newcomer_results(summary.newcomers, meta.measures).items()
+        means = {phase: NONE if each is None else f"{each.mean:.4f}" for phase, each in found}
+        after = f"{means['trained']} after {plural(meta.finetune_epochs, 'epoch')} of training"
+        yield f"newcomers    {plural(meta.newcomers, 'client')}: {means['received']} as received, {after}"
+        if few := [f"{mean} {phase}" for phase, mean in means.items() if "_" in phase]:
+            yield f"             {', '.join(few)}"
     n, rounds = meta.clients - meta.newcomers, [line for line in summary.history if line.round]
     if rounds and (left := n - len({c for line in rounds for c in cohort(meta.seed, line.round, n, line.cohort / n)})):
         yield f"not trained  {plural(left, 'client')}: drawn in no round"

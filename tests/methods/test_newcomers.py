@@ -3,33 +3,43 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
-from support import World, prepared, rounds, same, world
+from support import World, dataset, prepared, rounds, same, world
 from torch import Tensor, nn
 
+import pflsim
 from lightning_modules.base import ClientModule
+from lightning_modules.contract.checks import states
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.fedfomo import FedFomo
+from lightning_modules.methods.per_fedavg import PerFedAvg
 from lightning_modules.methods.pfedcfr import PFedCFR
 from lightning_modules.methods.pfedme import PFedMe
 from lightning_modules.nets.net import Net
 from lightning_modules.phases import Phase, Schedule
 from lightning_modules.training import Training
+from pflsim.analysis.runs import judged_on
+from pflsim.config.settings import TaskChoice
 from pflsim.data.federated import Examples
 from pflsim.engine.execution import EvalRequest, FinetuneTask, Sent, TrainTask
+from pflsim.errors import SettingsError
 from pflsim.messages import Message
 from pflsim.params import BODY, HEAD
+from pflsim.seeding import newcomer_rows
 from pflsim.servers.base import ServerRule
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.fedfomo import FedFomo as FedFomoServer
 from pflsim.servers.fedfomo import candidates
 from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
 from pflsim.servers.pfedme import PFedMe as PFedMeServer
+from pflsim.tasks.task import Task
 
 
 def fewer(w: World, clients: int) -> World:
@@ -146,3 +156,67 @@ def test_rounds_are_drawn_from_those_who_train() -> None:
     made = prepared("method=fedavg", "clients=6", "fraction=0.5", "rounds=3", "eval.holdout_clients=2")
     assert made.plan.newcomers == (4, 5) and made.plan.clients == len(made.federation.clients) == 4
     assert all(set(cohort) <= set(range(4)) and len(cohort) == 2 for cohort in made.plan.cohorts)
+
+
+BALANCED = Task("classification", 2, TaskChoice(class_weights="balanced_client"))
+
+
+@pytest.mark.parametrize(("client", "task"), [(FedAvg, BALANCED), (PerFedAvg, Task("classification", 2))])
+def test_of_few_rows_of_a_newcomer_the_others_have_no_effect(client: Any, task: Task) -> None:
+    """Neither on class weights, nor on what a method does before an evaluation."""
+    training = Training(lr=0.05, batch_size=4, task=task)
+    executor = fewer(
+        world(client, FedAvgServer(), training=training, data=dataset(classes=2, per_class=60)), 3
+    ).inline()
+    rounds(executor, 2, 3)
+    executor.commit()
+    sent, host, before = executor.send([3], joining=True), executor.host, states(executor)
+
+    def results() -> list[Any]:
+        found = executor.evaluate(replace(JOINING, rows=5, recalibrate=True), sent)
+        executor.store(executor.run(FinetuneTask(4, 2, 5), sent))
+        found += executor.evaluate(replace(JOINING, phase="trained", rows=5))
+        executor.rollback()
+        return [row.loss for row in found]
+
+    def flip(rows: Tensor) -> None:
+        own = host.shards[3]
+        y = own.train.y.clone()
+        y[rows] = 1 - y[rows]
+        host.shards[3] = replace(own, train=replace(own.train, y=y))
+
+    order, first = newcomer_rows(0, 3, host.shards[3].num_examples), results()
+    flip(order[5:])
+    assert results() == first and same(before, states(executor))
+    flip(order[4:5])
+    assert all(a != b for a, b in zip(results(), first, strict=True))
+
+
+def test_results_after_few_rows_are_recorded_and_change_no_other(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    frame = pandas.DataFrame({"a": rng.normal(size=80), "site": np.repeat([*"bcad"], 20)})
+    table = pflsim.Table(frame.assign(y=frame["a"] + rng.normal(size=80)), label="y", client="site")
+    found: dict[str, dict[str, list[Any]]] = {}
+    for name, rows in {"none": [], "one": [6], "several": [4, 6, 500]}.items():
+        newcomers = {"holdout_clients": ["a", "c"], "newcomer_rows": rows}
+        run = pflsim.run(
+            data=table, method="fedper", eval=newcomers, rounds=1, lr=0.01, executor="inline", progress="none",
+            run_dir=tmp_path / name,
+        )  # fmt: skip
+        new = run.per_client().query("model == 'newcomer'")
+        found[name] = {
+            phase: [each[["name", "split", "total", "rmse"]].to_numpy().tolist()]
+            for phase, each in new.groupby("phase")
+        }
+    assert {*found["none"]} == {"received", "trained"}
+    few = {f"{how}_{n}" for how in ("trained", "recalibrated") for n in (4, 6)}
+    assert {*found["several"]} == {"received", "trained", "received_all", *few}
+    for name in ("none", "one"):
+        assert found[name] == {phase: found["several"][phase] for phase in found[name]}
+    assert {name: total for name, _, total, _ in found["several"]["received_all"][0]} == {"a": 20, "c": 20}
+    assert run.summary["newcomers"]["trained_4"]["clients"] == 2
+    tested = [rmse for _, split, _, rmse in found["several"]["trained_4"][0] if split == "test"]
+    assert judged_on(run, "new_trained_4").mean() == pytest.approx(np.mean(tested))
+    for wrong in ("new_trained_500", "trained_4"):
+        with pytest.raises(SettingsError, match=f"{wrong}.*new_recalibrated_4"):
+            judged_on(run, wrong)

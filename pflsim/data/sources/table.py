@@ -112,7 +112,8 @@ class Encoder:
     Args:
         numbers, categories: names of the columns.
         missing: words that are missing values, in lower case.
-        fitted: to the rows of all clients; after it, if each has its own, those of the clients.
+        fitted: to the training rows of all clients, see `Partition.common`; after it, if each has its own, those of the
+            clients.
     """
 
     numbers: list[str]
@@ -225,7 +226,7 @@ def load(
     content: Any = pandas.DataFrame({column.name: column.cells for column in numbers_first})
 
     def fitted(dataset: Dataset, partition: Partition) -> Dataset:
-        whole = np.unique(np.concatenate(partition.train))
+        whole = np.unique(np.concatenate(partition.common))
         with reading(given_as("data.path", path), "finite numbers"):
             every = encoder.fit(content.iloc[whole])
             x = every.transform(content)

@@ -160,7 +160,7 @@ def load(
     notes = (*rows.targets.notes, f"{rows.targets.name}: {told} {sizes.max():,}") if cut else rows.targets.notes
 
     def fitted(dataset: Dataset, partition: Partition) -> Dataset:
-        whole = np.unique(np.concatenate(partition.train))
+        whole = np.unique(np.concatenate(partition.common))
         every = encoder.fit([texts[row] for row in whole], vocabulary)
         fields = FIELDS if masked else ()
         return replace(dataset, x=every(rows.frame), vocabulary=every.size, fields=fields, encoder=every)

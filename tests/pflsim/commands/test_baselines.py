@@ -1,6 +1,7 @@
 """`pflsim baselines`: regressions on the rows of runs, beside which they are shown."""
 
 import json
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -8,15 +9,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from made_runs import made as made_run
 from sklearn.linear_model import Ridge
 
 import pflsim
 from pflsim import cli
 from pflsim.analysis.baselines import PENALTIES, Baselines, Rows
+from pflsim.analysis.charts import limits_of
 from pflsim.analysis.comparison import compare_sets
 from pflsim.analysis.mixed_models import fit_logistic_mixed
 from pflsim.analysis.runs import find_runs, judged_on, read_run
-from pflsim.analysis.tables import records
+from pflsim.analysis.tables import records, render
+from pflsim.display.metrics import points
+from pflsim.seeding import newcomer_rows
 
 EVERY = dict(executor="inline", progress="none", model="linear", rounds=2, lr=0.1)
 
@@ -74,17 +79,49 @@ def test_baselines_have_the_rows_and_metrics_of_runs_and_no_test(label: str, tmp
         assert by_method[name][f"{both.primary}_mean"] > 0
     if label != "two":
         return
-    page = tmp_path / "report.html"
+    page, means = (
+        tmp_path / "report.html",
+        {row.label: row.figures["mean"].mean for row in (*both.rows, *both.baselines)},
+    )
+    expected = {row.label: means[row.label] - means[both.reference.label] for row in both.baselines}
+    assert {row.label: difference for row, difference in both.beside} == expected and len(expected) == 3
     assert cli.main(["report", str(tmp_path / "runs"), str(tmp_path / "beside"), "--out", str(page)]) == 0
-    assert "Pooled regression" in page.read_text()
+    text, shown = page.read_text(), render([both], "text")
+    low, high = limits_of(both, both.lines)
+    for label, difference in expected.items():
+        assert text.count(f"<title>{label}</title>") == 2 * (low <= difference <= high)
+        said = points(difference, both.primary)
+        assert f"{label}: {said}, not tested" in text
+        assert re.search(rf"^{label} .*{re.escape(said)}", shown, re.M)
     (only,) = compare_sets(beside)
     assert not only.differences and len(only.rows) == len(models.split(","))
+
+
+@pytest.mark.parametrize("first", ["baselines", "runs"])
+def test_runs_are_beside_baselines_however_often_they_are_evaluated(first: str, tmp_path: Path) -> None:
+    made = {"baselines": [("pooled_regression", 1)], "runs": [(m, n) for n in (1, 2) for m in ("local", "fedavg")]}
+    runs = [
+        made_run(tmp_path / f"{method}-{every}", [[(9, 10), (8, 10)]] * 2, method=method, every=every)
+        for kind in sorted(made, key=lambda kind: kind != first) for method, every in made[kind]
+    ]  # fmt: skip
+    sets = compare_sets(runs)
+    assert [len(each.rows) for each in sets] == [2, 2]
+    assert [[row.group.method for row in each.baselines] for each in sets] == [["pooled_regression"]] * 2
+    assert not any(each.objections or each.missing for each in sets)
 
 
 def test_values_are_those_of_statsmodels_and_scikit_learn_also_for_a_new_client(tmp_path: Path) -> None:
     formulas = pytest.importorskip("statsmodels.formula.api")
     words, last = table(tmp_path / "t.csv", "value"), 5
-    more = ["eval.holdout_clients=1", "split.validation=0.2", "--slopes", "a", "--into", str(tmp_path / "runs")]
+    more = [
+        "eval.holdout_clients=1",
+        "eval.newcomer_rows=[4]",
+        "split.validation=0.2",
+        "--slopes",
+        "a",
+        "--into",
+        str(tmp_path / "runs"),
+    ]
     assert cli.main(["baselines", *words, *more]) == 0
     found = {run.method: run for run in map(read_run, find_runs([str(tmp_path / "runs")]))}
     frame = pd.read_csv(tmp_path / "t.csv")
@@ -102,9 +139,14 @@ def test_values_are_those_of_statsmodels_and_scikit_learn_also_for_a_new_client(
     mixed = fit.predict(frame) + effects.str[0] + effects.str[1] * frame["a"]
     check(found["mixed_model"], mixed, range(last))
     check(judged_on(found["mixed_model"], "new_received"), mixed, [last])
+    own = np.array(parts["train"][last])
+    few = frame.iloc[own[newcomer_rows(0, last, len(own))[:4]]]
+    z, d = np.column_stack([np.ones(4), few["a"]]), fit.cov_re.to_numpy()
+    effects = d @ z.T @ np.linalg.solve(z @ d @ z.T + fit.scale * np.eye(4), few["y"] - fit.predict(few))
+    updated = fit.predict(frame) + effects[0] + effects[1] * frame["a"]
+    check(judged_on(found["mixed_model"], "new_trained_4"), updated, [last])
 
-    every = np.concatenate(parts["train"])  # the scale is that of all clients, as in runs
-    a = (frame["a"] - frame["a"][every].mean()) / frame["a"][every].std(ddof=0)
+    a = (frame["a"] - frame["a"][train].mean()) / frame["a"][train].std(ddof=0)
     x = np.column_stack([a, frame["b"] == "y", frame["b"] == "z"])
     fits = [Ridge(penalty).fit(x[train], frame["y"][train]) for penalty in PENALTIES]
     best = min(fits, key=lambda line: np.mean((line.predict(x[val]) - frame["y"][val]) ** 2))

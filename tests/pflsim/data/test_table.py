@@ -10,9 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from support import settings_of
+from support import inline, rounds, same, settings_of
 
 import pflsim
+from lightning_modules.contract.checks import states
+from lightning_modules.prepare import prepare
 from pflsim.config import components
 from pflsim.data.dataset import Dataset
 from pflsim.data.federate import load_federation
@@ -98,6 +100,37 @@ def test_inputs_are_those_of_scikit_learn_also_after_a_file(
     found = valid(Encoder, json.loads(saved))(frame)
     expected = np.asarray(transformer.transform(encoder.columns(frame)), np.float32)
     assert found.dtype == expected.dtype and np.array_equal(found, expected)
+
+
+def test_clients_that_are_held_out_by_name_are_the_last_ones_and_keep_their_rows() -> None:
+    _, before, _ = federation(*OF_CLIENTS, "shift=permuted_labels", "seed=3")
+    _, after, settings = federation(
+        *OF_CLIENTS, "shift=permuted_labels", "seed=3", "eval.holdout_clients=['St. Mary, London',Bern]"
+    )
+    assert before.names == ("Bern", "Oslo", "St. Mary, London") and settings.trained == 1
+    assert after.names == ("Oslo", "Bern", "St. Mary, London")
+    for client, number in enumerate((1, 0, 2)):
+        for split in ("train", "val", "test"):
+            assert np.array_equal(getattr(after, split)[client], getattr(before, split)[number])
+        assert after.shift.groups[client] == before.shift.groups[number]
+
+
+@pytest.mark.parametrize("label", ["readmitted", "pressure"])
+def test_rows_of_a_client_that_is_held_out_change_no_trained_tensor(label: str) -> None:
+    held, frame = visits()["hospital"] == "Bern", visits()
+    frame.loc[held, ["age", "sex", "readmitted"]] = [300.0, "x", "yes"]
+    frame.loc[held, "pressure"] *= 5
+    frame.to_csv("other.csv", index=False)
+    more = ("task.class_weights=balanced", "task.loss=CrossEntropyLoss") if label == "readmitted" else ()
+    for fit in ("training", "all"):
+        found = []
+        for path in ("visits.csv", "other.csv"):
+            words = (f"data.path={path}", f"data.label={label}", "data.client=hospital", f"eval.fit={fit}", *more)
+            made = prepare(settings_of("data=table", *words, "eval.holdout_clients=[Bern]", "method=fedavg", "lr=0.01"))
+            executor = inline(made)
+            rounds(executor, 1, made.plan.clients)
+            found.append({client: state for client, state in states(executor).items() if client < made.plan.clients})
+        assert same(*found) == (fit == "training") and len(found[0]) == 2
 
 
 @pytest.mark.slow
@@ -225,6 +258,8 @@ def test_a_run_of_a_frame_and_its_model(here: Path) -> None:
         ([*OF_CLIENTS[:2], "data.client=city"], "'city'"),
         ([*OF_CLIENTS, "data.features=[hospital]"], "data.features"),
         ([*OF_CLIENTS, "data.min_examples=100"], "no rows are left"),
+        ([*OF_CLIENTS, "eval.holdout_clients=[Bonn]"], "eval.holdout_clients.*'Bonn'.*Bern"),
+        ([*OF_CLIENTS[:2], "partition=iid", "clients=3", "eval.holdout_clients=[0]"], "holdout_clients.*'0'.*names"),
     ],
 )
 def test_wrong_tables_are_refused(words: list[str], names: str) -> None:

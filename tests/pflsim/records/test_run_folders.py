@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from pflsim.errors import SettingsError
 from pflsim.records.folder import (
@@ -24,6 +25,7 @@ from pflsim.records.folder import (
     run_log,
     run_status,
 )
+from pflsim.records.older_settings import saved_config, with_older
 
 LOGGER = logging.getLogger("ray_actors.made_up")
 
@@ -123,6 +125,16 @@ def test_levels(tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pyte
     assert capsys.readouterr().err == "warning: 100% broken\na note\n"
     assert [line[20:] for line in (tmp_path / LOG).read_text().splitlines()] == ["100% broken", "a note", "the end"]
     assert not caplog.messages, "the root logger prints them again"
+
+
+@pytest.mark.parametrize(("held", "fit"), [(0, None), (1, "all"), (["a"], "all")])
+def test_an_older_run_with_new_clients_has_the_encoder_of_all_clients(
+    held: object, fit: object, tmp_path: Path
+) -> None:
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"eval": {"holdout_clients": held}, "seed": 0}))
+    assert saved_config(tmp_path / "config.yaml")["eval"].get("fit") == fit
+    assert with_older({"eval.holdout_clients": held, "seed": 0}).get("eval.fit") == fit
+    assert with_older({"eval.holdout_clients": held, "eval.fit": "training"})["eval.fit"] == "training"
 
 
 def test_each_run_has_its_own_file_and_nothing_remains(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize_scalar
 from scipy.special import expit, log_softmax
 from sklearn.utils.class_weight import compute_class_weight
 from support import refusing
@@ -70,6 +71,33 @@ def test_targets_are_standardised_and_predictions_are_not() -> None:
     made, y = Criterion(task), torch.tensor([[7.0, 3.0], [5.0, -5.0]])
     assert float(made(torch.zeros(2, 2), y)) == pytest.approx((1 + 1 + 0 + 1) / 4)
     assert made.scores(torch.tensor([[1.0, -1.0]])).tolist() == [[7.0, -5.0]]
+
+
+@pytest.mark.parametrize("y", [np.ones(5), np.array([0, 1, 1, 0, 1])])
+@pytest.mark.parametrize("loss", [None, "BCEWithLogitsLoss"])
+def test_the_constant_of_two_classes_has_firths_penalty(y: np.ndarray, loss: str | None) -> None:
+    made, logits = criterion(2, loss=loss), 2 * SCORES[:5, :1]
+    outputs = logits if loss else np.hstack([logits / 2, 1.5 * logits])
+
+    def minus_likelihood(b: float) -> float:
+        p = expit(logits[:, 0].astype(float) + b)
+        return -np.log(np.where(y, p, 1 - p)).sum() - np.log((p * (1 - p)).sum()) / 2
+
+    def constant(outputs: np.ndarray) -> float:
+        found = made.correction(torch.tensor(outputs, dtype=torch.float64), torch.tensor(y).long())
+        assert found[:-1].tolist() == [0.0] * (not loss)
+        return float(found[-1])
+
+    assert constant(outputs) == pytest.approx(minimize_scalar(minus_likelihood).x, abs=1e-5)
+    odds = (y.sum() + 0.5) / (len(y) - y.sum() + 0.5)
+    assert constant(0 * outputs) == pytest.approx(np.log(odds))
+
+
+def test_the_constant_of_values_is_the_mean_residual() -> None:
+    made = Criterion(Task("regression", 2, mean=(1.0, 2.0), std=(3.0, 4.0)))
+    outputs, targets = X[:, :2], X[:, 1:] * 5
+    moved = made.scores(outputs + made.correction(outputs, targets))
+    assert torch.allclose((targets - moved).mean(0), torch.zeros(2), atol=1e-5)
 
 
 def test_balanced_weights() -> None:
