@@ -298,7 +298,7 @@ class ClientHost:
         classes, confuse = criterion.task.name == "classification", request.confusion and split == "test"
         right, loss = int(counts[0]) if classes else None, counts[1]
         row = EvalRow(client, split, request.model, request.phase, right, len(examples), loss)
-        if not scores or not (metrics or confuse):
+        if not scores or not (metrics or confuse or request.pooled):
             return row
         outcomes = torch.cat([*scores]).cpu(), examples.y.cpu()
         found = ((metric.name, metric(*outcomes)) for metric in metrics)
@@ -306,7 +306,7 @@ class ClientHost:
             row,
             confusion=confusion(*outcomes) if confuse and classes else (),
             metrics={name: value for name, value in found if value is not None},
-            outcomes=outcomes if metrics and request.pooled and split == "test" else None,
+            outcomes=outcomes if request.pooled and split == "test" else None,
         )
 
     @contextmanager

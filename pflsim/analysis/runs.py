@@ -25,6 +25,7 @@ from pflsim.records.folder import CONFIG, report_death
 from pflsim.records.history import RoundMetrics, Traffic, read_history, to_line
 from pflsim.records.older_settings import saved_config
 from pflsim.records.per_client import COLUMNS, PER_CLIENT
+from pflsim.records.predictions import PREDICTIONS, read_predictions
 from pflsim.records.summary import SummaryFile, chosen_round
 from pflsim.seeding import cohort
 from pflsim.types import SPLITS, EvalPhase, EvalRow, ModelKind
@@ -160,10 +161,26 @@ class Run:
 
         `reported` says whether the method reports the model of the row.
         """
+        return self._described(self._clients)
+
+    def _described(self, rows: DataFrame) -> DataFrame:
+        """Return rows of clients with the method, the seed, the client's name, and whether the model is reported."""
         names = dict(enumerate(self.partition.get("names", ())))
-        name = self._clients["client"].map(lambda client: names.get(client, str(client)))
-        reported = self._clients.eval(f"model == '{self.reported.model}' and phase == '{self.reported.phase}'")
-        return self._clients.assign(method=self.method, seed=self.seed, name=name, reported=reported)
+        name = rows["client"].map(lambda client: names.get(client, str(client)))
+        reported = rows.eval(f"model == '{self.reported.model}' and phase == '{self.reported.phase}'")
+        return rows.assign(method=self.method, seed=self.seed, name=name, reported=reported)
+
+    def predictions(self) -> DataFrame:
+        """Return the rows of `read_predictions` with the method, the seed and the client's name.
+
+        `reported` says whether the method reports the model of the row.
+
+        Raises:
+            SettingsError: the run has recorded no scores.
+        """
+        if (found := read_predictions(self.folder)) is None:
+            raise SettingsError(f"{self.folder} has no {PREDICTIONS}: run with tracking.predictions=true")
+        return self._described(found)
 
     def untrained(self, until: int) -> set[int]:
         """Return the clients that have not taken part in a round up to this one, because of `fraction` or faults."""

@@ -119,7 +119,7 @@ class EvalRequest:
         round_number: the round that has just finished.
         joining: the downlink is the first one of newcomers.
         confusion: also count test examples by class and predicted class.
-        pooled: also return the scores of test examples, for metrics over the examples of all clients.
+        pooled: also return the scores of test examples, for records, and metrics over the examples of all clients.
     """
 
     name: ClassVar[str] = "evaluation"

@@ -24,6 +24,7 @@ from pflsim.config.names import nearest
 from pflsim.config.settings import Eval
 from pflsim.errors import SettingsError
 from pflsim.records.evaluation import Measures
+from pflsim.records.predictions import probabilities
 from pflsim.tasks.task import Task
 from pflsim.types import TaskName
 
@@ -38,14 +39,6 @@ def predicted_classes(scores: Tensor) -> Tensor:
     """Return the class with the highest score, [n] int64; −1 where a score is not finite."""
     # argmax of NaN is a class, so a diverged model would get that class right
     return scores.argmax(1).masked_fill_(~scores.isfinite().all(1), -1)
-
-
-def probabilities(task: TaskName, scores: Tensor) -> Tensor:
-    """Return the probabilities of classes or labels, or values as they are, in float64."""
-    scores = scores.double()
-    if task == "classification":
-        return scores.softmax(1)
-    return scores.sigmoid() if task == "multilabel" else scores
 
 
 # The table. Each function has the arguments scores as `predict` returns them, probabilities, targets and options, and
