@@ -6,8 +6,9 @@ docs/statistics.md has the definitions.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from statistics import NormalDist
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.special import expit, logit
@@ -15,11 +16,16 @@ from scipy.stats import bootstrap, rankdata, t
 
 from pflsim.analysis.differences import ALPHA
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 LEAST = 5
 """The least number of rows, and of rows of each class, of a client whose RMSE or AUROC has an interval."""
 RESAMPLES = 1999
 PROPORTIONS = ("accuracy", "top_k_accuracy")
 """Metrics that are shares of a client's rows."""
+STEPS, TOLERANCE, TINY = 25, 1e-6, 1e-300
+"""Newton steps, the largest one at which they have converged, and the least probability."""
 Z = NormalDist().inv_cdf(1 - ALPHA / 2)
 Statistic = Callable[[np.ndarray], float]
 """A function of how often each row counts, [n]."""
@@ -63,6 +69,19 @@ def _rmse_variance(values: np.ndarray, targets: np.ndarray) -> tuple[float, str]
 
 VARIANCES = {"auroc": _auroc_variance, "rmse": _rmse_variance}
 """Functions of the scores and targets of a client's rows, which return a variance, or NaN and why there is none."""
+METRICS = (*PROPORTIONS, *VARIANCES)
+"""Metrics that have intervals of clients."""
+
+
+def outcomes(rows: DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """Return scores [n, C] and targets, [n] or of several [n, T], of rows of `read_predictions`."""
+    targets = rows["target"] if "target" in rows else rows.filter(regex="^target_")
+    return rows.filter(regex="^(score|value)_").to_numpy(float), targets.to_numpy()
+
+
+def variance_of(metric: str, rows: DataFrame) -> tuple[float, str]:
+    """Return the variance of a metric on a client's rows, or NaN and the reason."""
+    return VARIANCES[metric](*outcomes(rows))
 
 
 def wilson(share: Any, n: Any) -> tuple[Any, Any]:
@@ -93,6 +112,14 @@ def interval(metric: str, value: np.ndarray, variance: np.ndarray, n: np.ndarray
         back, half = np.exp if metric == "rmse" else expit, Z * np.sqrt(spread)
         low, high = (np.where(np.isfinite(middle), back(middle + sign * half), np.nan) for sign in (-1, 1))
     return low, high
+
+
+def with_interval(metric: str, estimates: DataFrame) -> DataFrame:
+    """Return `pflsim.analysis.runs.Run.estimates` with the ends of intervals, and why there is none."""
+    low, high = interval(metric, *(estimates[key].to_numpy(float) for key in ("value", "variance", "n")))
+    extreme = "the value is 0" if metric == "rmse" else "the value is 0 or 1"
+    why = np.where(np.isfinite(low), "", np.where(estimates["why"] == "", extreme, estimates["why"]))
+    return estimates.assign(low=low, high=high, why=why)
 
 
 def random_effects(y: np.ndarray, v: np.ndarray) -> dict[str, float]:
@@ -146,7 +173,33 @@ def _rmse(values: np.ndarray, targets: np.ndarray) -> Statistic:
     return lambda counts: float(np.sqrt(counts @ squares / counts.sum()).mean())
 
 
-POOLED: Mapping[str, Callable[[np.ndarray, np.ndarray], Statistic]] = {"auroc": _auroc, "rmse": _rmse}
+def _calibration(coefficients: int, scores: np.ndarray, targets: np.ndarray) -> Statistic:
+    """Return the last one of a logistic regression on the logit; of 1, the slope is fixed at 1."""
+    logits = np.log(scores[:, 1].clip(TINY)) - np.log(scores[:, 0].clip(TINY))
+    x = np.column_stack([np.ones(len(logits)), logits])[:, :coefficients]
+
+    def fitted(counts: np.ndarray) -> float:
+        beta = np.array([0.0, 1.0])
+        for _ in range(STEPS):
+            p = expit(beta[0] + beta[1] * logits)
+            try:
+                step = np.linalg.solve((x.T * (counts * p * (1 - p))) @ x, x.T @ (counts * (targets - p)))
+            except np.linalg.LinAlgError:  # one class, or a logit that separates the classes
+                break
+            beta[:coefficients] += step
+            if abs(step).max() < TOLERANCE:
+                return float(beta[coefficients - 1])
+        return np.nan
+
+    return fitted
+
+
+POOLED: Mapping[str, Callable[[np.ndarray, np.ndarray], Statistic]] = {
+    "auroc": _auroc,
+    "rmse": _rmse,
+    "calibration_slope": partial(_calibration, 2),
+    "calibration_intercept": partial(_calibration, 1),
+}
 """Metrics of all rows together, as functions of scores and targets."""
 
 
@@ -160,5 +213,7 @@ def cluster_bootstrap(clients: np.ndarray, statistic: Statistic) -> tuple[float,
     names, found = np.unique(clients, return_inverse=True)
     drawn = np.random.default_rng(0).multinomial(len(names), np.full(len(names), 1 / len(names)), RESAMPLES)
     with np.errstate(divide="ignore", invalid="ignore"):
-        low, high = np.nanquantile([statistic(counts[found]) for counts in drawn.astype(float)], (ALPHA / 2, 1 - ALPHA / 2))
+        low, high = np.nanquantile(
+            [statistic(counts[found]) for counts in drawn.astype(float)], (ALPHA / 2, 1 - ALPHA / 2)
+        )
     return float(low), float(high)

@@ -17,11 +17,13 @@ import tabulate as tabulate_module
 from rich.console import Console
 from tabulate import LATEX_ESCAPE_RULES, tabulate
 
+from pflsim.analysis.clients import bracketed, client_intervals, client_records, interval_texts, over_clients
 from pflsim.analysis.comparison import Comparison, Row, Spread
 from pflsim.analysis.differences import Difference, Family
 from pflsim.analysis.forest import as_text
 from pflsim.analysis.headings import about
-from pflsim.analysis.runs import incomplete, run_settings
+from pflsim.analysis.intervals import METRICS, POOLED
+from pflsim.analysis.runs import UNSCORED, incomplete, run_settings
 from pflsim.analysis.verdict import over_benchmarks
 from pflsim.config.names import listed, written
 from pflsim.data.splits import copies_labels
@@ -35,9 +37,9 @@ if TYPE_CHECKING:
 tabulate_module.MIN_PADDING = 0  # columns are as wide as their header
 Format = Literal["text", "markdown", "latex", "csv"]
 SUFFIXES: dict[str, Format] = {".txt": "text", ".md": "markdown", ".tex": "latex", ".csv": "csv"}
-GREEK = {"α": "alpha", "β": "beta", "λ": "lambda", "ρ": "rho"}
+GREEK = {"α": "alpha", "β": "beta", "λ": "lambda", "ρ": "rho", "τ": "tau"}
 LATEX = str.maketrans(
-    {"±": r"$\pm$", "–": "--", "—": "---", "−": "$-$", **{k: rf"$\{name}$" for k, name in GREEK.items()}}
+    {"±": r"$\pm$", "²": "$^2$", "–": "--", "—": "---", "−": "$-$", **{k: rf"$\{name}$" for k, name in GREEK.items()}}
 )
 MODEL = "reported\nmodel"
 
@@ -58,8 +60,18 @@ class Table:
 
 
 def tables(comparison: Comparison, plot: str = "") -> list[Table]:
-    """Return the table of the groups and, if there are differences, the table of these for each reference."""
-    return [figures(comparison, plot), *(paired(comparison, each) for each in comparison.families if comparison.paired)]
+    """Return the table of the groups and, if there are differences, the table of these for each reference.
+
+    Clients with names have a table of means over them, see `means`.
+    """
+    found = [
+        figures(comparison, plot),
+        *(paired(comparison, each) for each in comparison.families if comparison.paired),
+    ]
+    return [
+        *found,
+        *([means(comparison)] if has_means(comparison) and comparison.runs[0].partition.get("names") else []),
+    ]
 
 
 def figures(comparison: Comparison, plot: str = "") -> Table:
@@ -150,14 +162,96 @@ def paired(comparison: Comparison, family: Family) -> Table:
     return Table(about, headers, tuple(rows), notes if family is comparison.families[0] else (as_before,))
 
 
+def has_means(comparison: Comparison) -> bool:
+    """Return whether there are figures for `means`."""
+    return comparison.primary in METRICS or any(name in POOLED for name in comparison.metrics)
+
+
+def means(comparison: Comparison) -> Table:
+    """Return a table with three means over clients, and with metrics over the rows of all clients together."""
+    rows, primary = [*comparison.lines, *comparison.baselines], in_text(comparison.primary)
+    found = [over_clients(row) for row in rows]
+    pooled = [name for name in POOLED if any(f"pooled_{name}" in own for own in found)]
+    interval = "95%\ninterval"
+    headers = (
+        "method",
+        f"mean\n{primary}",
+        "weighted\nmean",
+        "random-\neffects",
+        interval,
+        "τ²",
+        "I²",
+        "clients\nleft out",
+    )
+    cells = list[tuple[str, ...]]()
+
+    def value(own: Mapping[str, float], name: str) -> str:
+        return rounded(own[name]).replace("-", "−") if name in own else NONE
+
+    for row, own in zip(rows, found, strict=True):
+        plain = (rounded(row.figures[name].mean) if name in row.figures else NONE for name in ("mean", "weighted_mean"))
+        names = (
+            "random_effects_mean",
+            "random_effects_tau2",
+            "random_effects_i2",
+            *(f"pooled_{name}" for name in pooled),
+        )
+        mean, tau2, i2, *together = (value(own, name) for name in names)
+        out = f"{own['random_effects_left_out']:.3g}" if "random_effects_left_out" in own else NONE
+        ends = [bracketed(own.get(f"{name}_low"), own.get(f"{name}_high")) for name in ("random_effects", *names[3:])]
+        more = (cell for pair in zip(together, ends[1:], strict=True) for cell in pair)
+        cells.append((row.label, *plain, mean, ends[0], tau2, i2, out, *more))
+    scale = "logarithm" if comparison.primary == "rmse" else "logit"
+    notes = [
+        f"random-effects: mean {primary} over clients by DerSimonian and Laird, on the scale of the {scale} (as τ²), with "
+        "the interval of Hartung and Knapp; left out: clients without a variance",
+        "all rows: the rows of all clients together; the interval is a bootstrap over clients" * bool(pooled),
+        "figures of several seeds are means over them",
+        f"{NONE}: {UNSCORED}" * any(NONE in line for line in cells),
+    ]
+    headers += tuple(
+        text for name in pooled for text in (f"{in_text(name)},\nall rows".replace(" ", "\n", 1), interval)
+    )
+    return Table("Means over clients", headers, tuple(cells), tuple(filter(None, notes)))
+
+
+def clients_table(comparison: Comparison) -> Table:
+    """Return a table with one line per client: its rows, and its result with each method."""
+    intervals, primary = client_intervals(comparison), in_text(comparison.primary)
+    texts, reasons = interval_texts(intervals)
+    known, lines = client_records(comparison, intervals), list[tuple[str, ...]]()
+    first = [key for key in known[0] if key in ("client", "seed", "train", "test", "positives")] if known else []
+
+    def text(key: str, cell: Any) -> str:
+        if cell is None or key in ("client", "seed"):
+            return NONE if cell is None else str(cell)
+        return f"{100 * cell:.0f}%" if key == "positives" else f"{cell:,.0f}"
+
+    for key, record in zip(sorted({key for each in intervals.values() for key in each.index}), known, strict=True):
+        results = (
+            NONE if record[label] is None or math.isnan(record[label]) else f"{rounded(record[label])} {own[key]}"
+            for label, own in texts.items()
+        )
+        lines.append((*(text(key, record[key]) for key in first), *results))
+    values = comparison.runs[0].partition.get("values", ("", "1"))
+    seeds = "; figures of several seeds are means over them" * comparison.families[0].same_clients
+    notes = [
+        f"{primary} with its 95% interval, on the test rows of each client{seeds}",
+        "train, test: numbers of rows" + f"; positives: share of {values[-1]} in all rows" * ("positives" in first),
+        *reasons,
+    ]
+    return Table(title(comparison), (*first, *texts), tuple(lines), tuple(notes))
+
+
 def records(comparison: Comparison) -> list[dict[str, Any]]:
     """Return one record of plain numbers per group, all with the same keys; a missing value is None."""
     rows = (*comparison.rows, *comparison.baselines)
     settings = dict.fromkeys(key for row in rows for key in row.group.settings)
-    return [_record(comparison, row, list(settings)) for row in rows]
+    over = dict.fromkeys(key for row in rows for key in over_clients(row))
+    return [_record(comparison, row, list(settings), list(over)) for row in rows]
 
 
-def _record(comparison: Comparison, row: Row, settings: list[str]) -> dict[str, Any]:
+def _record(comparison: Comparison, row: Row, settings: list[str], over: list[str]) -> dict[str, Any]:
     group = row.group
     alike = next((labels for labels in comparison.identical if group.label in labels), ())
     same = [each.name for each in comparison.groups if each.label in alike and each is not group]
@@ -195,6 +289,7 @@ def _record(comparison: Comparison, row: Row, settings: list[str]) -> dict[str, 
         **dict(figures[-4:]),
         **{f"{start}{key}": value for start, each, d in families for key, value in difference(each, d).items()},
         "identical_to": "; ".join(same),
+        **{key: over_clients(row).get(key) for key in over},
     }
 
 
@@ -311,14 +406,21 @@ def numbers(values: Sequence[int]) -> str:
     return ",".join(f"{s[0]}–{s[-1]}" if len(s) > 2 else ",".join(map(str, s)) for s in stretches)
 
 
-def render(comparisons: Sequence[Comparison], kind: Format, terminal: Console | None = None) -> str:
+def render(
+    comparisons: Sequence[Comparison], kind: Format, terminal: Console | None = None, clients: bool = False
+) -> str:
     """Return comparisons in one of the formats, without a final line break.
 
     Args:
         comparisons: what to write.
         kind: the format; text begins with a forest plot.
         terminal: decides the width and the colours of the forest plot; None: 80 columns, without colours.
+        clients: write the table of clients instead of those of the groups.
     """
+    if clients and kind == "csv":
+        return as_csv([record for each in comparisons for record in client_records(each, client_intervals(each))])
+    if clients:
+        return "\n\n\n".join(drawn([clients_table(each)], kind) for each in comparisons)
     if kind == "csv":
         return as_csv([record for comparison in comparisons for record in records(comparison)])
     screen = terminal or Console(width=80, file=StringIO())
@@ -432,17 +534,24 @@ class Comparisons(tuple[Comparison, ...]):
 
         return DataFrame([record for comparison in self for record in records(comparison)])
 
-    def save(self, path: str | Path) -> Path:
+    def clients(self) -> DataFrame:
+        """Return a row per client: its rows, and its result with each group of runs and the 95% interval."""
+        from pandas import DataFrame
+
+        return DataFrame([record for each in self for record in client_records(each, client_intervals(each))])
+
+    def save(self, path: str | Path, clients: bool = False) -> Path:
         """Write the tables to a file and return its path.
 
         Args:
             path: the suffix .txt, .md, .tex or .csv decides the format.
+            clients: write the table of clients instead of those of the groups.
 
         Raises:
             SettingsError: the suffix is another one.
         """
         out = Path(path)
-        out.write_text(render(self, format_of(out)) + "\n", encoding="utf-8")
+        out.write_text(render(self, format_of(out), clients=clients) + "\n", encoding="utf-8")
         return out
 
     def __repr__(self) -> str:
