@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pflsim.analysis.comparison import Comparison, Row
-from pflsim.analysis.intervals import METRICS, POOLED, cluster_bootstrap, outcomes, random_effects_mean, with_interval
+from pflsim.analysis.intervals import METRICS, POOLED, pooled_interval, random_effects_mean, with_interval
 from pflsim.analysis.runs import Run
 from pflsim.display.formats import NONE
 from pflsim.display.metrics import rounded
@@ -41,8 +41,7 @@ def over_clients(row: Row) -> Mapping[str, float]:
         metrics = next(line.evaluations[row.scope].metrics for line in run.history if line.round == number)
         for metric in (name for name in POOLED if name in metrics and math.isfinite(metrics[name].pooled)):
             own[f"pooled_{metric}"] = metrics[metric].pooled
-            if scores is not None and scores["client"].nunique() > 1:
-                ends = cluster_bootstrap(scores["client"].to_numpy(), POOLED[metric](*outcomes(scores)))
+            if ends := pooled_interval(metric, scores):
                 own |= {f"pooled_{metric}_low": ends[0], f"pooled_{metric}_high": ends[1]}
         each.append(own)
     return (

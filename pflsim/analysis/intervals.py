@@ -11,14 +11,12 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.special import expit, logit
-from scipy.stats import bootstrap, rankdata, t
-
-from pflsim.analysis.differences import ALPHA
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+ALPHA = 0.05
+"""Intervals have the confidence 1 − ALPHA, and a corrected p-value must be below ALPHA."""
 LEAST = 5
 """The least number of rows, and of rows of each class, of a client whose RMSE or AUROC has an interval."""
 RESAMPLES = 1999
@@ -41,6 +39,8 @@ def _columns(scores: np.ndarray, targets: np.ndarray) -> list[tuple[np.ndarray, 
 
 def _auroc_variance(scores: np.ndarray, targets: np.ndarray) -> tuple[float, str]:
     """Return DeLong's variance of an AUROC; of several classes, of their mean."""
+    from scipy.stats import rankdata
+
     columns = _columns(scores, targets)
     if not columns or any(min(y.sum(), (~y).sum()) < LEAST for _, y in columns):
         return np.nan, f"fewer than {LEAST} test rows of a class"
@@ -55,6 +55,8 @@ def _auroc_variance(scores: np.ndarray, targets: np.ndarray) -> tuple[float, str
 
 def _rmse_variance(values: np.ndarray, targets: np.ndarray) -> tuple[float, str]:
     """Return the bootstrap variance of an RMSE; of several targets, of their mean."""
+    from scipy.stats import bootstrap
+
     if len(values) < LEAST:
         return np.nan, f"fewer than {LEAST} test rows"
     squares = (values - targets.reshape(values.shape)) ** 2
@@ -92,8 +94,12 @@ def wilson(share: Any, n: Any) -> tuple[Any, Any]:
 
 def _scaled(metric: str, value: Any, variance: Any) -> tuple[Any, Any]:
     """Return a value and its variance on the logit scale, or of an RMSE on the log scale."""
-    slope = value if metric == "rmse" else value * (1 - value)
-    return (np.log if metric == "rmse" else logit)(value), variance / slope**2
+    odds, slope = (value, value) if metric == "rmse" else (value / (1 - value), value * (1 - value))
+    return np.log(odds), variance / slope**2
+
+
+def _unscaled(metric: str, value: Any) -> Any:
+    return np.exp(value) if metric == "rmse" else 1 / (1 + np.exp(-value))
 
 
 def interval(metric: str, value: np.ndarray, variance: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -109,8 +115,8 @@ def interval(metric: str, value: np.ndarray, variance: np.ndarray, n: np.ndarray
         if metric in PROPORTIONS:
             return wilson(value, n)
         middle, spread = _scaled(metric, value, variance)
-        back, half = np.exp if metric == "rmse" else expit, Z * np.sqrt(spread)
-        low, high = (np.where(np.isfinite(middle), back(middle + sign * half), np.nan) for sign in (-1, 1))
+        ends = (_unscaled(metric, middle + sign * Z * np.sqrt(spread)) for sign in (-1, 1))
+        low, high = (np.where(np.isfinite(middle), end, np.nan) for end in ends)
     return low, high
 
 
@@ -129,6 +135,8 @@ def random_effects(y: np.ndarray, v: np.ndarray) -> dict[str, float]:
         y: at least two estimates.
         v: their variances.
     """
+    from scipy.stats import t
+
     w, df = 1 / v, len(y) - 1
     q = float(w @ (y - w @ y / w.sum()) ** 2)
     tau2 = max(0.0, (q - df) / (w.sum() - w @ w / w.sum()))
@@ -151,8 +159,9 @@ def random_effects_mean(metric: str, value: np.ndarray, variance: np.ndarray, n:
     known = np.isfinite(y) & np.isfinite(v) & (v > 0)
     if known.sum() < 2:
         return {}
-    found, back = random_effects(y[known], v[known]), np.exp if metric == "rmse" else expit
-    return found | {key: float(back(found[key])) for key in ("mean", "low", "high")} | {"left_out": int((~known).sum())}
+    found = random_effects(y[known], v[known])
+    ends = {key: float(_unscaled(metric, found[key])) for key in ("mean", "low", "high")}
+    return found | ends | {"left_out": int((~known).sum())}
 
 
 def _auroc(scores: np.ndarray, targets: np.ndarray) -> Statistic:
@@ -181,7 +190,7 @@ def _calibration(coefficients: int, scores: np.ndarray, targets: np.ndarray) -> 
     def fitted(counts: np.ndarray) -> float:
         beta = np.array([0.0, 1.0])
         for _ in range(STEPS):
-            p = expit(beta[0] + beta[1] * logits)
+            p = 1 / (1 + np.exp(-beta[0] - beta[1] * logits))
             try:
                 step = np.linalg.solve((x.T * (counts * p * (1 - p))) @ x, x.T @ (counts * (targets - p)))
             except np.linalg.LinAlgError:  # one class, or a logit that separates the classes
@@ -203,6 +212,13 @@ POOLED: Mapping[str, Callable[[np.ndarray, np.ndarray], Statistic]] = {
 """Metrics of all rows together, as functions of scores and targets."""
 
 
+def pooled_interval(metric: str, rows: DataFrame | None) -> tuple[float, float] | None:
+    """Return the interval of a metric of all rows together, as of `read_predictions`; None if there is none."""
+    if metric not in POOLED or rows is None or rows["client"].nunique() < 2:
+        return None
+    return cluster_bootstrap(rows["client"].to_numpy(), POOLED[metric](*outcomes(rows)))
+
+
 def cluster_bootstrap(clients: np.ndarray, statistic: Statistic) -> tuple[float, float]:
     """Return the percentile interval of a statistic of rows; clients are drawn with all their rows, by a fixed seed.
 
@@ -212,7 +228,7 @@ def cluster_bootstrap(clients: np.ndarray, statistic: Statistic) -> tuple[float,
     """
     names, found = np.unique(clients, return_inverse=True)
     drawn = np.random.default_rng(0).multinomial(len(names), np.full(len(names), 1 / len(names)), RESAMPLES)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         low, high = np.nanquantile(
             [statistic(counts[found]) for counts in drawn.astype(float)], (ALPHA / 2, 1 - ALPHA / 2)
         )

@@ -203,8 +203,8 @@ def means(comparison: Comparison) -> Table:
         cells.append((row.label, *plain, mean, ends[0], tau2, i2, out, *more))
     scale = "logarithm" if comparison.primary == "rmse" else "logit"
     notes = [
-        f"random-effects: mean {primary} over clients by DerSimonian and Laird, on the scale of the {scale} (as τ²), with "
-        "the interval of Hartung and Knapp; left out: clients without a variance",
+        f"random-effects: mean {primary} over clients by DerSimonian and Laird, on the scale of the {scale} (as τ²), "
+        "with the interval of Hartung and Knapp; left out: clients without a variance",
         "all rows: the rows of all clients together; the interval is a bootstrap over clients" * bool(pooled),
         "figures of several seeds are means over them",
         f"{NONE}: {UNSCORED}" * any(NONE in line for line in cells),
