@@ -76,13 +76,25 @@ def _estimates(run: Run, number: int, scope: Scope) -> DataFrame:
     return run.estimates(run.primary, rows).set_index(rows["client"])
 
 
+def client_keys(intervals: Mapping[str, DataFrame]) -> list[tuple[int, int]]:
+    """Return the seed and the number of each client of `client_intervals`, ascending."""
+    return sorted({key for each in intervals.values() for key in each.index})
+
+
 def interval_texts(intervals: Mapping[str, DataFrame]) -> tuple[dict[str, dict[tuple[int, int], str]], list[str]]:
-    """Return the intervals of `client_intervals` as texts, with a letter where one is missing; and their meaning."""
+    """Return the values of `client_intervals` as `value [low, high]`, or with a letter for the reason why it has none.
+
+    Returns:
+        The texts by label and client, and the meaning of the letters.
+    """
     reasons = sorted({why for each in intervals.values() for why in each["why"]} - {""})
     letters = {why: f"({letter})" for why, letter in zip(reasons, ascii_lowercase, strict=False)}
     texts = {
-        label: {key: letters.get(why) or bracketed(low, high) for key, low, high, why in ends.itertuples(name=None)}
-        for label, ends in ((label, each.loc[:, ["low", "high", "why"]]) for label, each in intervals.items())
+        label: {
+            key: f"{NONE if math.isnan(value) else rounded(value)} {letters.get(why) or bracketed(low, high)}"
+            for key, value, low, high, why in each[["value", "low", "high", "why"]].itertuples(name=None)
+        }
+        for label, each in intervals.items()
     }
     return texts, [f"{letter} no interval: {why}" for why, letter in letters.items()]
 
@@ -99,16 +111,11 @@ def client_records(comparison: Comparison, found: Mapping[str, DataFrame]) -> li
         comparison: the groups.
         found: their `client_intervals`.
     """
-    same = comparison.families[0].same_clients
-    records = []
-    for seed, client in sorted({key for each in found.values() for key in each.index}):
+    same, records = comparison.families[0].same_clients, []
+    for seed, client in client_keys(found):
         runs = [run for run in comparison.reference.runs if same or run.seed == seed]
-        names = runs[0].partition.get("names", ())
-        record = (
-            {"client": names[client] if names else str(client)}
-            | ({} if same else {"seed": seed})
-            | _sizes(runs, client)
-        )
+        record: dict[str, Any] = {"client": (runs[0].partition.get("names") or {client: str(client)})[client]}
+        record |= ({} if same else {"seed": seed}) | _sizes(runs, client)
         for label, each in found.items():
             own = each.loc[(seed, client)] if (seed, client) in each.index else {}
             record |= {label: own.get("value"), **{f"{label} {key}": own.get(key) for key in ("low", "high", "why")}}
@@ -118,11 +125,7 @@ def client_records(comparison: Comparison, found: Mapping[str, DataFrame]) -> li
 
 def _sizes(runs: Sequence[Run], client: int) -> dict[str, float | None]:
     """Return the mean numbers of training and test rows, and of two classes the share of the second in all rows."""
-    each = [run.partition["class_counts"][client] for run in runs if "class_counts" in run.partition]
-    if not each:
-        return {"train": None, "test": None, "positives": None}
-    train, test, val = ([own[split] for own in each] for split in ("train", "test", "val"))
-    binary = runs[0].partition.get("classes") == 2 and "accuracy" in runs[0].summary
-    total = np.sum([train, test, val], (0, 1))
-    positives = {"positives": total[1] / total.sum()} if binary and total.sum() else {}
-    return {"train": np.sum(train, 1).mean(), "test": np.sum(test, 1).mean(), **positives}
+    each = [run.partition["class_counts"][client] for run in runs]
+    train, test, val = (np.mean([own[split] for own in each], 0) for split in ("train", "test", "val"))
+    binary, total = runs[0].partition["classes"] == 2 and "accuracy" in runs[0].summary, train + test + val
+    return {"train": train.sum(), "test": test.sum(), "positives": total[1] / total.sum() if binary else None}

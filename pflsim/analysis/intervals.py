@@ -83,7 +83,8 @@ def outcomes(rows: DataFrame) -> tuple[np.ndarray, np.ndarray]:
 
 def variance_of(metric: str, rows: DataFrame) -> tuple[float, str]:
     """Return the variance of a metric on a client's rows, or NaN and the reason."""
-    return VARIANCES[metric](*outcomes(rows))
+    scores, targets = outcomes(rows)
+    return VARIANCES[metric](scores, targets) if np.isfinite(scores).all() else (np.nan, "its scores are not finite")
 
 
 def wilson(share: Any, n: Any) -> tuple[Any, Any]:

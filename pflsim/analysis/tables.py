@@ -169,78 +169,61 @@ def has_means(comparison: Comparison) -> bool:
 
 def means(comparison: Comparison) -> Table:
     """Return a table with three means over clients, and with metrics over the rows of all clients together."""
-    rows, primary = [*comparison.lines, *comparison.baselines], in_text(comparison.primary)
-    found = [over_clients(row) for row in rows]
-    pooled = [name for name in POOLED if any(f"pooled_{name}" in own for own in found)]
-    interval = "95%\ninterval"
-    headers = (
-        "method",
-        f"mean\n{primary}",
-        "weighted\nmean",
-        "random-\neffects",
-        interval,
-        "τ²",
-        "I²",
-        "clients\nleft out",
+    rows, primary, interval = [*comparison.lines, *comparison.baselines], in_text(comparison.primary), "95%\ninterval"
+    found = [{key: spread.mean for key, spread in row.figures.items()} | over_clients(row) for row in rows]
+    columns = [(f"mean\n{primary}", "mean"), ("weighted\nmean", "weighted_mean")]
+    columns += [("random-\neffects", "random_effects_mean"), (interval, "random_effects")]
+    columns += [
+        ("τ²", "random_effects_tau2"),
+        ("I²", "random_effects_i2"),
+        ("clients\nleft out", "random_effects_left_out"),
+    ]
+    for name in (f"pooled_{name}" for name in POOLED if any(f"pooled_{name}" in own for own in found)):
+        metric = in_text(name.removeprefix("pooled_")).replace(" ", "\n")
+        columns += [(f"{metric},\nall rows", name), (interval, name)]
+
+    def cell(own: Mapping[str, float], header: str, key: str) -> str:
+        if header == interval:
+            return bracketed(own.get(f"{key}_low"), own.get(f"{key}_high"))
+        return rounded(own[key]).replace("-", "−") if key in own else NONE
+
+    cells = tuple(
+        (row.label, *(cell(own, *column) for column in columns)) for row, own in zip(rows, found, strict=True)
     )
-    cells = list[tuple[str, ...]]()
-
-    def value(own: Mapping[str, float], name: str) -> str:
-        return rounded(own[name]).replace("-", "−") if name in own else NONE
-
-    for row, own in zip(rows, found, strict=True):
-        plain = (rounded(row.figures[name].mean) if name in row.figures else NONE for name in ("mean", "weighted_mean"))
-        names = (
-            "random_effects_mean",
-            "random_effects_tau2",
-            "random_effects_i2",
-            *(f"pooled_{name}" for name in pooled),
-        )
-        mean, tau2, i2, *together = (value(own, name) for name in names)
-        out = f"{own['random_effects_left_out']:.3g}" if "random_effects_left_out" in own else NONE
-        ends = [bracketed(own.get(f"{name}_low"), own.get(f"{name}_high")) for name in ("random_effects", *names[3:])]
-        more = (cell for pair in zip(together, ends[1:], strict=True) for cell in pair)
-        cells.append((row.label, *plain, mean, ends[0], tau2, i2, out, *more))
     scale = "logarithm" if comparison.primary == "rmse" else "logit"
     notes = [
         f"random-effects: mean {primary} over clients by DerSimonian and Laird, on the scale of the {scale} (as τ²), "
         "with the interval of Hartung and Knapp; left out: clients without a variance",
-        "all rows: the rows of all clients together; the interval is a bootstrap over clients" * bool(pooled),
+        "all rows: the rows of all clients together; the interval is a bootstrap over clients",
         "figures of several seeds are means over them",
-        f"{NONE}: {UNSCORED}" * any(NONE in line for line in cells),
+        *[f"{NONE}: too few clients with a variance, or {UNSCORED}"] * any(NONE in line for line in cells),
     ]
-    headers += tuple(
-        text for name in pooled for text in (f"{in_text(name)},\nall rows".replace(" ", "\n", 1), interval)
-    )
-    return Table("Means over clients", headers, tuple(cells), tuple(filter(None, notes)))
+    return Table("Means over clients", ("method", *(header for header, _ in columns)), cells, tuple(notes))
+
+
+FIRST: dict[str, Callable[[Any], str]] = {
+    "client": str, "seed": str, "train": "{:,.0f}".format, "test": "{:,.0f}".format, "positives": "{:.0%}".format,
+}  # fmt: skip
+"""Formats of the first columns of the table of clients."""
 
 
 def clients_table(comparison: Comparison) -> Table:
     """Return a table with one line per client: its rows, and its result with each method."""
-    intervals, primary = client_intervals(comparison), in_text(comparison.primary)
+    intervals = client_intervals(comparison)
     texts, reasons = interval_texts(intervals)
-    known, lines = client_records(comparison, intervals), list[tuple[str, ...]]()
-    first = [key for key in known[0] if key in ("client", "seed", "train", "test", "positives")] if known else []
-
-    def text(key: str, cell: Any) -> str:
-        if cell is None or key in ("client", "seed"):
-            return NONE if cell is None else str(cell)
-        return f"{100 * cell:.0f}%" if key == "positives" else f"{cell:,.0f}"
-
-    for key, record in zip(sorted({key for each in intervals.values() for key in each.index}), known, strict=True):
-        results = (
-            NONE if record[label] is None or math.isnan(record[label]) else f"{rounded(record[label])} {own[key]}"
-            for label, own in texts.items()
-        )
-        lines.append((*(text(key, record[key]) for key in first), *results))
+    known = client_records(comparison, intervals)
+    first = {key: text for key, text in FIRST.items() if any(record.get(key) is not None for record in known)}
+    heads = [[NONE if record[key] is None else text(record[key]) for key, text in first.items()] for record in known]
+    own = [[each.get(key, NONE) for each in texts.values()] for key in client_keys(intervals)]
     values = comparison.runs[0].partition.get("values", ("", "1"))
-    seeds = "; figures of several seeds are means over them" * comparison.families[0].same_clients
     notes = [
-        f"{primary} with its 95% interval, on the test rows of each client{seeds}",
+        f"{in_text(comparison.primary)} with its 95% interval, on the test rows of each client"
+        + "; figures of several seeds are means over them" * comparison.families[0].same_clients,
         "train, test: numbers of rows" + f"; positives: share of {values[-1]} in all rows" * ("positives" in first),
         *reasons,
     ]
-    return Table(title(comparison), (*first, *texts), tuple(lines), tuple(notes))
+    lines = tuple((*head, *cells) for head, cells in zip(heads, own, strict=True))
+    return Table(title(comparison), (*first, *texts), lines, tuple(notes))
 
 
 def records(comparison: Comparison) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """The lines printed at the end of a run: accuracy, traffic, time, and how to continue."""
 
+import math
 import os
 import shlex
 import shutil
@@ -62,7 +63,7 @@ def result_lines(summary: Summary, folder: Path) -> Iterator[str]:
     for name, stats in last[1].metrics.items() if last else ():
         if name != meta.measures.primary or stats.undefined:
             missing = f" ({plural(stats.undefined, 'client')} undefined)" if stats.undefined else ""
-            ends = pooled_interval(name, scores)
+            ends = pooled_interval(name, scores) if math.isfinite(stats.pooled) else None
             interval = f" [{ends[0]:.4f}, {ends[1]:.4f}]" if ends else ""
             means = f"{stats.mean:.4f} over clients, {stats.pooled:.4f}{interval} over all examples"
             yield f"{in_text(name):<12} {means}{missing}, last round"
