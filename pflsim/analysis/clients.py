@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pflsim.analysis.comparison import Comparison, Row
+from pflsim.analysis.differences import same_clients
 from pflsim.analysis.intervals import METRICS, POOLED, pooled_interval, random_effects_mean, with_interval
 from pflsim.analysis.runs import Run
 from pflsim.display.formats import NONE
@@ -49,20 +50,25 @@ def over_clients(row: Row) -> Mapping[str, float]:
     )
 
 
-def client_intervals(comparison: Comparison) -> dict[str, DataFrame]:
+def client_intervals(comparison: Comparison, same: bool | None = None) -> dict[str, DataFrame]:
     """Return value, low, high and why of the primary metric by seed and client, of each row and baseline by its label.
 
     Clients that are the same in every seed have the number 0 as their seed, and means over the seeds: of values, and of
     variances, which are not divided by the number of seeds, because the same rows return.
+
+    Args:
+        comparison: the groups.
+        same: whether they are the same; None: find out.
     """
     from pandas import concat
 
+    same = comparison.seeds > 1 and same_clients(comparison.runs) if same is None else same
     found: dict[str, DataFrame] = {}
     for row in (row for row in (*comparison.rows, *comparison.baselines) if row.rounds):
         doing(f"intervals of {row.label}")
         each = {run.seed: _estimates(run, n, row.scope) for run, n in zip(row.group.runs, row.rounds, strict=True)}
         table = concat(each)
-        if comparison.families[0].same_clients:
+        if same:
             seeds = table.groupby(level=1)
             unknown = seeds["variance"].agg(lambda each: each.isna().any())
             table = seeds[["value", "variance", "n"]].mean().assign(why=seeds["why"].max())
@@ -111,7 +117,7 @@ def client_records(comparison: Comparison, found: Mapping[str, DataFrame]) -> li
         comparison: the groups.
         found: their `client_intervals`.
     """
-    same, records = comparison.families[0].same_clients, []
+    same, records = comparison.seeds == 1 or same_clients(comparison.runs), list[dict[str, Any]]()
     for seed, client in client_keys(found):
         runs = [run for run in comparison.reference.runs if same or run.seed == seed]
         record: dict[str, Any] = {"client": (runs[0].partition.get("names") or {client: str(client)})[client]}

@@ -218,7 +218,7 @@ def clients_table(comparison: Comparison) -> Table:
     values = comparison.runs[0].partition.get("values", ("", "1"))
     notes = [
         f"{in_text(comparison.primary)} with its 95% interval, on the test rows of each client"
-        + "; figures of several seeds are means over them" * comparison.families[0].same_clients,
+        + "; figures of several seeds are means over them" * (comparison.seeds > 1 and "seed" not in first),
         "train, test: numbers of rows" + f"; positives: share of {values[-1]} in all rows" * ("positives" in first),
         *reasons,
     ]

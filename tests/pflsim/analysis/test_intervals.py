@@ -142,11 +142,13 @@ def test_pooled_metrics_of_drawn_clients() -> None:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Two seeds with three sites: in site b, x decides the class; site c has few of class yes."""
+    """Two seeds with four sites: in site b, x decides the class; site c has few of class yes."""
     folder, rng = tmp_path_factory.mktemp("sites"), np.random.default_rng(0)
-    frame = DataFrame({"x": rng.normal(size=300), "site": ["a"] * 200 + ["b"] * 60 + ["c"] * 40})
-    yes = np.where(frame["site"] == "b", frame["x"] > 0, frame["x"] + rng.normal(size=300) > 0)
-    frame.assign(y=np.where(yes & (frame.index < 265), "yes", "no")).to_csv(folder / "t.csv", index=False)
+    frame = DataFrame({"x": rng.normal(size=400), "site": ["a"] * 200 + ["b"] * 60 + ["c"] * 40 + ["d"] * 100})
+    yes = np.where(frame["site"] == "b", frame["x"] > 0, frame["x"] + rng.normal(size=400) > 0)
+    frame.assign(y=np.where(yes & ((frame.index < 265) | (frame.index > 299)), "yes", "no")).to_csv(
+        folder / "t.csv", index=False
+    )
     words = [f"data.path={folder / 't.csv'}", "data.label=y", "data.client=site"]
     settings = dict(data="table", executor="inline", progress="none", model="linear", rounds=2, lr=0.3)
     eval_ = {"primary": "auroc", "metrics": ["calibration_slope"]}
@@ -202,7 +204,7 @@ def test_the_table_of_clients(suffix: str, runs: Any, tmp_path: Path) -> None:
     assert cli.main(["compare", *folders, "--clients", "--at", "last", "--out", str(out)]) == 0
     text = out.read_text()
     if suffix == "csv":
-        assert [row["client"] for row in csv.DictReader(io.StringIO(text))] == [*"abc"]
+        assert [row["client"] for row in csv.DictReader(io.StringIO(text))] == [*"abcd"]
         return
     lines = {site: next(line for line in text.splitlines() if re.match(rf"\W*{site}\b.*\d", line)) for site in "abc"}
     assert re.search(r"0\.\d+ \[0\.\d+, 0\.\d+\]", lines["a"])
@@ -214,7 +216,12 @@ def test_means_over_clients_and_over_all_rows(runs: Any) -> None:
     """Of each seed, and then over the seeds, in the records, the tables and the report."""
     compared = pflsim.compare(runs, at="last")
     (record,) = compared.records().to_dict("records")
-    assert record["random_effects_left_out"] == 2 and "random_effects_mean" not in record  # one client is no sample
+    found = []
+    for run in runs:
+        value, variance = np.transpose([of_delong(run, client) for client in (0, 3)])
+        found.append(expit(random_effects(logit(value), variance / (value * (1 - value)) ** 2)["mean"]))
+    assert record["random_effects_mean"] == pytest.approx(np.mean(found), rel=1e-5)
+    assert record["random_effects_left_out"] == 2
     each = []
     for run in runs:
         rows = run.predictions().query("when == 'last' and reported")
