@@ -71,8 +71,8 @@ def client_intervals(comparison: Comparison, same: bool | None = None) -> dict[s
         if same:
             seeds = table.groupby(level=1)
             unknown = seeds["variance"].agg(lambda each: each.isna().any())
-            table = seeds[["value", "variance", "n"]].mean().assign(why=seeds["why"].max())
-            table = concat([table.assign(variance=table["variance"].mask(unknown))], keys=[0])
+            over: Any = seeds[["value", "variance", "n"]].mean()
+            table = concat([over.assign(variance=over["variance"].mask(unknown), why=seeds["why"].max())], keys=[0])
         found[row.label] = with_interval(comparison.primary, table)
     return found
 

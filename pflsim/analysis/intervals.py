@@ -215,7 +215,7 @@ POOLED: Mapping[str, Callable[[np.ndarray, np.ndarray], Statistic]] = {
 
 def pooled_interval(metric: str, rows: DataFrame | None) -> tuple[float, float] | None:
     """Return the interval of a metric of all rows together, as of `read_predictions`; None if there is none."""
-    if metric not in POOLED or rows is None or rows["client"].nunique() < 2:
+    if metric not in POOLED or rows is None or len({*rows["client"]}) < 2:
         return None
     return cluster_bootstrap(rows["client"].to_numpy(), POOLED[metric](*outcomes(rows)))
 

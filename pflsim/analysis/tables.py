@@ -17,7 +17,14 @@ import tabulate as tabulate_module
 from rich.console import Console
 from tabulate import LATEX_ESCAPE_RULES, tabulate
 
-from pflsim.analysis.clients import bracketed, client_intervals, client_records, interval_texts, over_clients
+from pflsim.analysis.clients import (
+    bracketed,
+    client_intervals,
+    client_keys,
+    client_records,
+    interval_texts,
+    over_clients,
+)
 from pflsim.analysis.comparison import Comparison, Row, Spread
 from pflsim.analysis.differences import Difference, Family
 from pflsim.analysis.forest import as_text
@@ -170,7 +177,7 @@ def has_means(comparison: Comparison) -> bool:
 def means(comparison: Comparison) -> Table:
     """Return a table with three means over clients, and with metrics over the rows of all clients together."""
     rows, primary, interval = [*comparison.lines, *comparison.baselines], in_text(comparison.primary), "95%\ninterval"
-    found = [{key: spread.mean for key, spread in row.figures.items()} | over_clients(row) for row in rows]
+    found = [{key: spread.mean for key, spread in row.figures.items()} | dict(over_clients(row)) for row in rows]
     columns = [(f"mean\n{primary}", "mean"), ("weighted\nmean", "weighted_mean")]
     columns += [("random-\neffects", "random_effects_mean"), (interval, "random_effects")]
     columns += [
