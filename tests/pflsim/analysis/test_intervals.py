@@ -247,7 +247,8 @@ def test_a_run_without_predictions(runs: Any, tmp_path: Path) -> None:
     assert found["FedAvg"].notna().all() and found["FedAvg low"].isna().all()
     assert {*found["FedAvg why"]} == {UNSCORED} and UNSCORED in " ".join(repr(compared).split())
     assert "pooled_auroc_low" not in list(compared.records()) and UNSCORED in pflsim.report(folder).read_text()
-    assert pflsim.load(folder)[0].per_client().query("split == 'test'")["accuracy_low"].notna().all()
+    rows: Any = pflsim.load(folder)[0].per_client().query("split == 'test'")
+    assert rows["accuracy_low"].notna().all()
 
 
 @pytest.mark.parametrize("n", [40, 100, 400])
