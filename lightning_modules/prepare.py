@@ -26,6 +26,7 @@ from pflsim.data.record import record_names
 from pflsim.engine.plan import RunPlan
 from pflsim.errors import SettingsError, own_errors
 from pflsim.records.evaluation import Measures
+from pflsim.records.predictions import recorded_rows
 from pflsim.records.saved_settings import fixed_settings
 from pflsim.records.summary import RunMeta
 from pflsim.seeding import cohort, sample_faults
@@ -110,7 +111,9 @@ def prepare(
         settings = replace(settings, lockstep_clients=given)
     local, plan = factory.training, _plan(settings, partition, module, meta, rule, len(federation.clients))
     factory = replace(factory, groups=groups(settings, factory.stacks, len(models)))
-    plan = replace(plan, metrics=metrics, header={**plan.header, "order_of_examples": order})
+    recorded = recorded_rows(settings.tracking.predictions, dataset, partition)
+    header = {**plan.header, "order_of_examples": order}
+    plan = replace(plan, metrics=metrics, recorded_rows=recorded, header=header)
     batches = tuple(local.local_steps or local.local_epochs * -(-size // local.batch_size) for size in sizes)
     doubts = *model_checks.sharing_warnings(method, variants), *model_checks.objective_warnings(method, module)
     slow = precision_warnings(settings.precision, factory.device)

@@ -30,6 +30,7 @@ from pflsim.records.checkpoint_read import Checkpoint, by_round
 from pflsim.records.environment import check_code, write_environment
 from pflsim.records.folder import LOG, create_run_folder, run_lock, run_log, run_status, write_config
 from pflsim.records.history import validation_scores
+from pflsim.records.predictions import from_bytes, write_predictions
 from pflsim.records.remote import RemoteCopy, check_new_url, resumed_copy
 from pflsim.records.saved_settings import fixed_settings, saved_settings
 from pflsim.records.scalars import hyperparameters
@@ -219,9 +220,12 @@ class Runner:
                         _start(executor, checkpoint)
                     listener = _Listener(tracker, console, remote_copy, write_step)
                     scores = validation_scores(tracker.history, prepared.meta.reported)
+                    content = checkpoint.predictions() if checkpoint and prepared.plan.recorded_rows else b""
+                    write_predictions(folder, content)
                     simulation = Simulation(
-                        executor, prepared.plan, folder, listener, self.interrupts, done, scores, callbacks
-                    )
+                        executor, prepared.plan, folder, listener, self.interrupts, done, scores, callbacks,
+                        from_bytes(content),
+                    )  # fmt: skip
                     simulation.run()
             except BaseException as error:
                 logger.debug(f"the run ended: {error or type(error).__name__}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from support import PLANNED, Records, World, agree, planned, states
 
@@ -21,7 +22,7 @@ from pflsim.types import RoundRecord
 COHORTS = ((0, 1, 2), (1, 2, 3), (0, 2, 3), (0, 1, 2, 3), (1, 2, 3))
 PLAN = planned(
     RunPlan(PLANNED, COHORTS, 4), splits=("test", "val"), eval_received=True, trace_rounds=(2, 3), checkpoint_keep=2,
-    absentees=((1,), (), (0, 2), (), ()), stragglers=((0,), (3,), (), (1, 2), ()),
+    absentees=((1,), (), (0, 2), (), ()), stragglers=((0,), (3,), (), (1, 2), ()), recorded_rows=(np.arange(5),) * 4,
 )  # fmt: skip
 """Four clients, five rounds; some are absent, and some are slow."""
 

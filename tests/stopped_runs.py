@@ -12,10 +12,11 @@ from run_files import read_state
 from support import events
 from tensorboard.summary.writer import event_file_writer
 
+from pflsim.records.predictions import PREDICTIONS
 from ray_actors import run
 
 SMALL = ["data=digits", "clients=5", "rounds=4", "fraction=0.6", "model.hidden=[8]", "executor=inline", "lr=0.05",
-         "eval.holdout_clients=1", "checkpoint.every=3", "init=per_client"]  # fmt: skip
+         "eval.holdout_clients=1", "checkpoint.every=3", "init=per_client", "tracking.predictions=true"]  # fmt: skip
 
 
 def stop_after(round_number: int, monkeypatch: pytest.MonkeyPatch, signum: int = signal.SIGINT) -> None:
@@ -47,6 +48,7 @@ def left(folder: Path) -> dict[str, Any]:
         "per_client": (folder / "per_client.csv").read_text(),
         "curves": {tag: [(event.step, event.value) for event in shown.Scalars(tag)] for tag in tags},
         "states": {f"{at.name} {p.stem}": read_state(at, p.stem) for at in kept for p in sorted(at.glob("*.pt"))},
+        "predictions": predictions.read_bytes() if (predictions := folder / PREDICTIONS).exists() else b"",
         "summary": {k: v for k, v in summary.items() if k not in ("seconds", "peak_rss_mb", "resumed_after")},
     }  # fmt: skip
 

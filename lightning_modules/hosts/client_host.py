@@ -321,7 +321,7 @@ class ClientHost:
             for client, (right, loss), size in zip(clients, counts, sizes, strict=True)
         ]
         confuse, pool = classes and request.confusion and split == "test", request.pooled and split == "test"
-        if scores is None or not (metrics or confuse):
+        if scores is None or not (metrics or confuse or request.pooled):
             return rows
         scores, targets = scores.cpu(), targets.cpu()
         values = {metric.name: metric.by_client(scores, targets, sizes) for metric in metrics}
@@ -331,7 +331,7 @@ class ClientHost:
                 row,
                 confusion=confusion(own, labels) if confuse else (),
                 metrics={name: each[at] for name, each in values.items() if each[at] is not None},
-                outcomes=(own, labels) if metrics and pool else None,
+                outcomes=(own, labels) if pool else None,
             )
             for at, (row, own, labels) in enumerate(found)
         ]

@@ -18,6 +18,7 @@ EXAMPLES = """examples:
   {program} compare 'runs/20261122-*'                      all folders that match a pattern
   {program} compare runs --reference fedavg --target 0.9   all runs in a folder, differences to FedAvg
   {program} compare runs --out table.tex                   a table for a paper; also .md, .csv and .txt
+  {program} compare runs --clients --out clients.tex       the same with a line per client
 
 Runs that differ only in their seed form a group, which is one line of the table. Groups can be compared if they have
 the same partition (hash) for each seed and the same evaluation settings; otherwise each set of comparable groups has
@@ -33,6 +34,11 @@ def options(add: Add) -> None:
     )
     add("--set", metavar="SET", help=f"{new} eval.newcomer_rows new_received_all, new_trained_N, new_recalibrated_N")
     add("--target", type=float, metavar="ACC", help="accuracy to reach; default: the highest that every run reaches")
+    add(
+        "--clients",
+        action="store_true",
+        help="a table of clients: their rows, and each method's result with its interval",
+    )
     add("--format", choices=["text", "markdown", "latex", "csv"], help="default: the suffix of --out, else text")
     add("--out", type=Path, metavar="FILE", help="write to a file (.txt, .md, .tex, .csv) instead of standard output")
 
@@ -61,10 +67,10 @@ def execute(options: argparse.Namespace) -> None:
     if len(found) > 1:
         print(f"these runs have {len(found)} sets of examples or ways of evaluation: a table each", file=sys.stderr)
     if options.out:
-        options.out.write_text(render(found, kind) + "\n", encoding="utf-8")
+        options.out.write_text(render(found, kind, clients=options.clients) + "\n", encoding="utf-8")
         print(f"written to {options.out}")
     else:
-        print(render(found, kind, Console()), flush=True)
+        print(render(found, kind, Console(), options.clients), flush=True)
 
 
 def print_comparisons(folders: Sequence[Path]) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pflsim.analysis.groups import Group
+from pflsim.analysis.intervals import ALPHA
 from pflsim.analysis.runs import Run
 from pflsim.display.formats import Choice
 from pflsim.errors import SettingsError
@@ -22,8 +23,6 @@ from pflsim.records.evaluation import grouped
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-ALPHA = 0.05
-"""Intervals have the confidence 1 − ALPHA, and a corrected p-value must be below ALPHA."""
 RESAMPLES = 9999
 
 Level = Literal["clear", "on these clients only", "not clear"]

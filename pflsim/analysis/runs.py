@@ -25,6 +25,7 @@ from pflsim.records.folder import CONFIG, report_death
 from pflsim.records.history import RoundMetrics, Traffic, read_history, to_line
 from pflsim.records.older_settings import saved_config
 from pflsim.records.per_client import COLUMNS, PER_CLIENT
+from pflsim.records.predictions import PREDICTIONS, read_predictions
 from pflsim.records.summary import SummaryFile, chosen_round
 from pflsim.seeding import cohort
 from pflsim.types import SPLITS, EvalPhase, EvalRow, ModelKind
@@ -46,6 +47,10 @@ IGNORED = (
 """Settings that two runs of one experiment may differ in: the seed, names and paths, the executor, its placement and
 the size of stacks (which change at most the last bits of a result), and what is recorded."""
 
+SCORED = ["round", "model", "phase", "client"]
+"""The columns that match rows of per_client.csv with those of predictions.npz."""
+UNSCORED = "its scores are recorded in the last and the best round only (tracking.predictions)"
+"""Why an interval is missing."""
 FEDERATION = ("data", "shift", "partition", "split", "clients")
 """Settings that determine, with the seed, every client's examples. If groups share a seed, the hash decides."""
 PROTOCOL = ("eval.clients", "eval.every", "eval.holdout_clients", "eval.primary", "eval.mode", "task.name")
@@ -157,12 +162,70 @@ class Run:
     def per_client(self) -> DataFrame:
         """Return per_client.csv with the accuracy, the method, the seed and the client's name of each row.
 
-        `reported` says whether the method reports the model of the row.
+        `reported` says whether the method reports the model of the row. Each metric with intervals has the columns
+        `METRIC_low` and `METRIC_high`, and AUROC and RMSE have `METRIC_why`, the reason if there is no interval.
         """
+        from pflsim.analysis.intervals import METRICS, VARIANCES, with_interval
+
+        found = self._described(self._clients)
+        for metric in (name for name in METRICS if name in found):
+            ends = with_interval(metric, self.estimates(metric, self._clients))
+            ends = ends.loc[:, ["low", "high", *["why"] * (metric in VARIANCES)]]
+            found = found.join(ends.where(found["split"] == "test").add_prefix(f"{metric}_"))
+        return found
+
+    def _described(self, rows: DataFrame) -> DataFrame:
+        """Return rows of clients with the method, the seed, the client's name, and whether the model is reported."""
         names = dict(enumerate(self.partition.get("names", ())))
-        name = self._clients["client"].map(lambda client: names.get(client, str(client)))
-        reported = self._clients.eval(f"model == '{self.reported.model}' and phase == '{self.reported.phase}'")
-        return self._clients.assign(method=self.method, seed=self.seed, name=name, reported=reported)
+        name = rows["client"].map(lambda client: names.get(client, str(client)))
+        reported = rows.eval(f"model == '{self.reported.model}' and phase == '{self.reported.phase}'")
+        return rows.assign(method=self.method, seed=self.seed, name=name, reported=reported)
+
+    def predictions(self) -> DataFrame:
+        """Return the rows of `read_predictions` with the method, the seed and the client's name.
+
+        `reported` says whether the method reports the model of the row.
+
+        Raises:
+            SettingsError: the run has recorded no scores.
+        """
+        if (found := read_predictions(self.folder)) is None:
+            raise SettingsError(f"{self.folder} has no {PREDICTIONS}: run with tracking.predictions=true")
+        return self._described(found)
+
+    def scores(self, round_number: int, scope: Scope | None = None) -> DataFrame | None:
+        """Return the rows of `predictions` for a round and a scope, as `counts`; None if there are none."""
+        model, _, phase = scope or self.reported
+        found = self._scores
+        if found is not None:
+            found = found.query("round == @round_number and model == @model and phase == @phase")
+        return None if found is None or found.empty else found
+
+    def estimates(self, metric: str, rows: DataFrame) -> DataFrame:
+        """Return value, variance, and `n` of a proportion, of a metric for rows of per_client.csv.
+
+        `why` is the reason if a variance is missing, see `pflsim.analysis.intervals.VARIANCES`.
+        """
+        from pandas import DataFrame
+
+        from pflsim.analysis.intervals import PROPORTIONS, VARIANCES, variance_of
+
+        n = rows["total"].where(rows["correct"].notna() & (rows["total"] > 0))
+        found = DataFrame({"value": rows[metric], "variance": math.nan, "n": n, "why": ""})
+        if metric not in PROPORTIONS:
+            found["why"] = UNSCORED if metric in VARIANCES else "this metric has none"
+            if metric in VARIANCES and self._scores is not None:
+                place = rows.query("split == 'test'").loc[:, SCORED].rename_axis("place").reset_index()
+                for index, own in self._scores.merge(place, on=SCORED).groupby("place"):
+                    found.loc[cast(int, index), ["variance", "why"]] = variance_of(metric, own)
+        return found
+
+    @cached_property
+    def _scores(self) -> Any:
+        """The rows of predictions.npz, those of a round once; None if the run has none."""
+        if (found := read_predictions(self.folder)) is not None:
+            found = found[(found["when"] == "last") | (found["round"] != found["round"].max())]
+        return found
 
     def untrained(self, until: int) -> set[int]:
         """Return the clients that have not taken part in a round up to this one, because of `fraction` or faults."""

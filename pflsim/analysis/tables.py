@@ -17,11 +17,20 @@ import tabulate as tabulate_module
 from rich.console import Console
 from tabulate import LATEX_ESCAPE_RULES, tabulate
 
+from pflsim.analysis.clients import (
+    bracketed,
+    client_intervals,
+    client_keys,
+    client_records,
+    interval_texts,
+    over_clients,
+)
 from pflsim.analysis.comparison import Comparison, Row, Spread
 from pflsim.analysis.differences import Difference, Family
 from pflsim.analysis.forest import as_text
 from pflsim.analysis.headings import about
-from pflsim.analysis.runs import incomplete, run_settings
+from pflsim.analysis.intervals import METRICS, POOLED
+from pflsim.analysis.runs import UNSCORED, incomplete, run_settings
 from pflsim.analysis.verdict import over_benchmarks
 from pflsim.config.names import listed, written
 from pflsim.data.splits import copies_labels
@@ -35,9 +44,9 @@ if TYPE_CHECKING:
 tabulate_module.MIN_PADDING = 0  # columns are as wide as their header
 Format = Literal["text", "markdown", "latex", "csv"]
 SUFFIXES: dict[str, Format] = {".txt": "text", ".md": "markdown", ".tex": "latex", ".csv": "csv"}
-GREEK = {"α": "alpha", "β": "beta", "λ": "lambda", "ρ": "rho"}
+GREEK = {"α": "alpha", "β": "beta", "λ": "lambda", "ρ": "rho", "τ": "tau"}
 LATEX = str.maketrans(
-    {"±": r"$\pm$", "–": "--", "—": "---", "−": "$-$", **{k: rf"$\{name}$" for k, name in GREEK.items()}}
+    {"±": r"$\pm$", "²": "$^2$", "–": "--", "—": "---", "−": "$-$", **{k: rf"$\{name}$" for k, name in GREEK.items()}}
 )
 MODEL = "reported\nmodel"
 
@@ -58,8 +67,18 @@ class Table:
 
 
 def tables(comparison: Comparison, plot: str = "") -> list[Table]:
-    """Return the table of the groups and, if there are differences, the table of these for each reference."""
-    return [figures(comparison, plot), *(paired(comparison, each) for each in comparison.families if comparison.paired)]
+    """Return the table of the groups and, if there are differences, the table of these for each reference.
+
+    Clients with names have a table of means over them, see `means`.
+    """
+    found = [
+        figures(comparison, plot),
+        *(paired(comparison, each) for each in comparison.families if comparison.paired),
+    ]
+    return [
+        *found,
+        *([means(comparison)] if has_means(comparison) and comparison.runs[0].partition.get("names") else []),
+    ]
 
 
 def figures(comparison: Comparison, plot: str = "") -> Table:
@@ -150,14 +169,79 @@ def paired(comparison: Comparison, family: Family) -> Table:
     return Table(about, headers, tuple(rows), notes if family is comparison.families[0] else (as_before,))
 
 
+def has_means(comparison: Comparison) -> bool:
+    """Return whether there are figures for `means`."""
+    return comparison.primary in METRICS or any(name in POOLED for name in comparison.metrics)
+
+
+def means(comparison: Comparison) -> Table:
+    """Return a table with three means over clients, and with metrics over the rows of all clients together."""
+    rows, primary, interval = [*comparison.lines, *comparison.baselines], in_text(comparison.primary), "95%\ninterval"
+    found = [{key: spread.mean for key, spread in row.figures.items()} | dict(over_clients(row)) for row in rows]
+    columns = [(f"mean\n{primary}", "mean"), ("weighted\nmean", "weighted_mean")]
+    columns += [("random-\neffects", "random_effects_mean"), (interval, "random_effects")]
+    columns += [
+        ("τ²", "random_effects_tau2"),
+        ("I²", "random_effects_i2"),
+        ("clients\nleft out", "random_effects_left_out"),
+    ]
+    for name in (f"pooled_{name}" for name in POOLED if any(f"pooled_{name}" in own for own in found)):
+        metric = in_text(name.removeprefix("pooled_")).replace(" ", "\n")
+        columns += [(f"{metric},\nall rows", name), (interval, name)]
+
+    def cell(own: Mapping[str, float], header: str, key: str) -> str:
+        if header == interval:
+            return bracketed(own.get(f"{key}_low"), own.get(f"{key}_high"))
+        return rounded(own[key]).replace("-", "−") if key in own else NONE
+
+    cells = tuple(
+        (row.label, *(cell(own, *column) for column in columns)) for row, own in zip(rows, found, strict=True)
+    )
+    scale = "logarithm" if comparison.primary == "rmse" else "logit"
+    notes = [
+        f"random-effects: mean {primary} over clients by DerSimonian and Laird, on the scale of the {scale} (as τ²), "
+        "with the interval of Hartung and Knapp; left out: clients without a variance",
+        "all rows: the rows of all clients together; the interval is a bootstrap over clients",
+        "figures of several seeds are means over them",
+        *[f"{NONE}: too few clients with a variance, or {UNSCORED}"] * any(NONE in line for line in cells),
+    ]
+    return Table("Means over clients", ("method", *(header for header, _ in columns)), cells, tuple(notes))
+
+
+FIRST: dict[str, Callable[[Any], str]] = {
+    "client": str, "seed": str, "train": "{:,.0f}".format, "test": "{:,.0f}".format, "positives": "{:.0%}".format,
+}  # fmt: skip
+"""Formats of the first columns of the table of clients."""
+
+
+def clients_table(comparison: Comparison) -> Table:
+    """Return a table with one line per client: its rows, and its result with each method."""
+    intervals = client_intervals(comparison)
+    texts, reasons = interval_texts(intervals)
+    known = client_records(comparison, intervals)
+    first = {key: text for key, text in FIRST.items() if any(record.get(key) is not None for record in known)}
+    heads = [[NONE if record[key] is None else text(record[key]) for key, text in first.items()] for record in known]
+    own = [[each.get(key, NONE) for each in texts.values()] for key in client_keys(intervals)]
+    values = comparison.runs[0].partition.get("values", ("", "1"))
+    notes = [
+        f"{in_text(comparison.primary)} with its 95% interval, on the test rows of each client"
+        + "; figures of several seeds are means over them" * (comparison.seeds > 1 and "seed" not in first),
+        "train, test: numbers of rows" + f"; positives: share of {values[-1]} in all rows" * ("positives" in first),
+        *reasons,
+    ]
+    lines = tuple((*head, *cells) for head, cells in zip(heads, own, strict=True))
+    return Table(title(comparison), (*first, *texts), lines, tuple(notes))
+
+
 def records(comparison: Comparison) -> list[dict[str, Any]]:
     """Return one record of plain numbers per group, all with the same keys; a missing value is None."""
     rows = (*comparison.rows, *comparison.baselines)
     settings = dict.fromkeys(key for row in rows for key in row.group.settings)
-    return [_record(comparison, row, list(settings)) for row in rows]
+    over = dict.fromkeys(key for row in rows for key in over_clients(row))
+    return [_record(comparison, row, list(settings), list(over)) for row in rows]
 
 
-def _record(comparison: Comparison, row: Row, settings: list[str]) -> dict[str, Any]:
+def _record(comparison: Comparison, row: Row, settings: list[str], over: list[str]) -> dict[str, Any]:
     group = row.group
     alike = next((labels for labels in comparison.identical if group.label in labels), ())
     same = [each.name for each in comparison.groups if each.label in alike and each is not group]
@@ -195,6 +279,7 @@ def _record(comparison: Comparison, row: Row, settings: list[str]) -> dict[str, 
         **dict(figures[-4:]),
         **{f"{start}{key}": value for start, each, d in families for key, value in difference(each, d).items()},
         "identical_to": "; ".join(same),
+        **{key: over_clients(row).get(key) for key in over},
     }
 
 
@@ -311,14 +396,21 @@ def numbers(values: Sequence[int]) -> str:
     return ",".join(f"{s[0]}–{s[-1]}" if len(s) > 2 else ",".join(map(str, s)) for s in stretches)
 
 
-def render(comparisons: Sequence[Comparison], kind: Format, terminal: Console | None = None) -> str:
+def render(
+    comparisons: Sequence[Comparison], kind: Format, terminal: Console | None = None, clients: bool = False
+) -> str:
     """Return comparisons in one of the formats, without a final line break.
 
     Args:
         comparisons: what to write.
         kind: the format; text begins with a forest plot.
         terminal: decides the width and the colours of the forest plot; None: 80 columns, without colours.
+        clients: write the table of clients instead of those of the groups.
     """
+    if clients and kind == "csv":
+        return as_csv([record for each in comparisons for record in client_records(each, client_intervals(each))])
+    if clients:
+        return "\n\n\n".join(drawn([clients_table(each)], kind) for each in comparisons)
     if kind == "csv":
         return as_csv([record for comparison in comparisons for record in records(comparison)])
     screen = terminal or Console(width=80, file=StringIO())
@@ -432,17 +524,24 @@ class Comparisons(tuple[Comparison, ...]):
 
         return DataFrame([record for comparison in self for record in records(comparison)])
 
-    def save(self, path: str | Path) -> Path:
+    def clients(self) -> DataFrame:
+        """Return a row per client: its rows, and its result with each group of runs and the 95% interval."""
+        from pandas import DataFrame
+
+        return DataFrame([record for each in self for record in client_records(each, client_intervals(each))])
+
+    def save(self, path: str | Path, clients: bool = False) -> Path:
         """Write the tables to a file and return its path.
 
         Args:
             path: the suffix .txt, .md, .tex or .csv decides the format.
+            clients: write the table of clients instead of those of the groups.
 
         Raises:
             SettingsError: the suffix is another one.
         """
         out = Path(path)
-        out.write_text(render(self, format_of(out)) + "\n", encoding="utf-8")
+        out.write_text(render(self, format_of(out), clients=clients) + "\n", encoding="utf-8")
         return out
 
     def __repr__(self) -> str:

@@ -29,6 +29,7 @@ from pflsim.progress import doing
 from pflsim.records.environment import write_environment
 from pflsim.records.evaluation import Scope
 from pflsim.records.folder import create_run_folder, run_lock, run_log, write_config
+from pflsim.records.predictions import recorded_rows, to_bytes, updated, write_predictions
 from pflsim.records.summary import RunMeta
 from pflsim.records.tracker import Tracker
 from pflsim.seeding import evaluated, newcomer_rows
@@ -157,6 +158,9 @@ def run_baselines(settings: Settings, models: Sequence[str], slopes: Sequence[st
                 settings.eval.newcomers, 0, dataset.num_classes, dataset.task,
             )  # fmt: skip
             seconds = {"total": time.perf_counter() - start}
+            numbers = recorded_rows(settings.tracking.predictions, dataset, partition)
+            best = any(row.split == "val" for row in found)
+            write_predictions(folder, to_bytes(updated({}, 1, found, numbers, dataset.task, best)))
             found, new, few = ([replace(row, outcomes=None) for row in each] for each in (found, new, few))
             record = RoundRecord(1, tuple(range(trained)), (), {}, tuple(found), seconds, pooled=pooled)
             joined = NewcomerRecord(1, {row.client: 0 for row in new}, tuple(new), (), tuple(few))

@@ -9,6 +9,7 @@ from pflsim.config.components import COMPONENTS, check_component, keys_of
 from pflsim.config.names import program, shortened, unknown_key, written
 from pflsim.config.settings import OnError, Settings, dotted
 from pflsim.config.validate import check_no_password, checked
+from pflsim.display.metrics import UNDIRECTED
 from pflsim.errors import SettingsError
 from pflsim.fusion import ServerOptimizer
 
@@ -130,6 +131,8 @@ def _contradictions(settings: Settings) -> Iterator[str]:
     models = settings.eval.models
     if not 0 < len({*models}) == len(models):
         yield f"eval.models={written(models)}: expected personal, global or both, each once"
+    if settings.eval.primary in UNDIRECTED:
+        yield f"eval.primary={settings.eval.primary}: neither higher nor lower is better; list it in eval.metrics"
     if settings.eval.received and "personal" not in models:
         yield f"eval.received=true has no effect with eval.models={written(models)}; leave one of them out"
     if settings.lockstep is False and settings.lockstep_clients is not None:

@@ -184,6 +184,8 @@ class Tracking:
     """Write matrices (fusion weights, prototype similarity, confusion) every N rounds, and after the last one."""
     per_client: bool = False
     """Write accuracy, metrics and drift of every client to TensorBoard."""
+    predictions: bool | Literal["auto"] = "auto"
+    """Write the scores of every test row: true, false or auto (of tables with at most 100,000 test rows)."""
     loggers: list[Literal["csv", "wandb", "mlflow"]] = field(default_factory=list)
     """Log the scalars also with csv, wandb (Weights & Biases) or mlflow."""
 

@@ -5,6 +5,8 @@ import re
 
 from pflsim.display.formats import NONE
 
+UNDIRECTED = ("calibration_slope", "calibration_intercept")
+"""Metrics of which neither higher nor lower values are better: they cannot be primary."""
 UNITS = 15
 """Least length of a bootstrap interval in units of its last digit: its ends vary by up to 1/15 of it with the seed."""
 

@@ -9,6 +9,7 @@ from typing import Any
 from pflsim.engine.execution import EvalRequest, Executor
 from pflsim.engine.plan import RunPlan
 from pflsim.records.checkpoint_write import Staged, stage_checkpoint
+from pflsim.records.predictions import Predictions, to_bytes, write_predictions
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +37,15 @@ class Checkpointer:
         due = self._plan.is_due(round_number, when.every) or 0 < 60 * when.minutes <= elapsed
         return round_number > 0 and due
 
-    def stage(self, round_number: int, score: float | None, adapted: bool = False) -> Staged | None:
+    def stage(
+        self, round_number: int, score: float | None, predictions: Predictions, adapted: bool = False
+    ) -> Staged | None:
         """Write the states after a round aside; returns None if the disk refuses it.
 
         Args:
             round_number: the round.
             score: see `stage_checkpoint`.
+            predictions: of the rounds so far.
             adapted: also write the reported models of methods that adapt them to the clients' examples.
         """
         self._staged_at = time.monotonic()
@@ -52,7 +56,8 @@ class Checkpointer:
         try:
             server, clients = executor.server_state(), executor.client_states()
             models = executor.adapted_states(request) if adapted and plan.adapts else ()
-            return stage_checkpoint(self._folder, round_number, server, clients, header, score, models)
+            content = to_bytes(predictions)
+            return stage_checkpoint(self._folder, round_number, server, clients, header, score, models, content)
         except OSError as error:
             _log_error(round_number, error)
             return None
@@ -61,6 +66,7 @@ class Checkpointer:
         """Make a staged checkpoint visible, and remove older ones that are not kept."""
         try:
             self._sync()
+            write_predictions(self._folder.parent, staged.predictions)
             staged.publish(self._plan.settings.checkpoint.keep)
         except OSError as error:
             _log_error(staged.round, error)

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from pflsim.config.settings import Settings
 from pflsim.records.summary import RunMeta
 from pflsim.tasks.metrics import Metric
@@ -28,6 +30,7 @@ class RunPlan:
         few: those of them that have as many training rows, by each number of `eval.newcomer_rows`.
         absentees, stragglers: clients of each round's cohort; empty: none in any round.
         metrics: to compute over the examples of all clients together.
+        recorded_rows: numbers of each client's test rows in the user's files; (): their scores are not recorded.
         adapts: the reported model is adapted to each client's examples, so checkpoints store it.
     """
 
@@ -46,6 +49,7 @@ class RunPlan:
     stragglers: tuple[tuple[int, ...], ...] = ()
     adapts: bool = False
     metrics: tuple[Metric, ...] = ()
+    recorded_rows: tuple[np.ndarray, ...] = ()
 
     def absent(self, round_number: int) -> tuple[int, ...]:
         """Return the clients of a round's cohort that do not take part."""

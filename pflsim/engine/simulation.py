@@ -1,7 +1,6 @@
 """The rounds of a run: the only module that knows the order of events."""
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -31,6 +30,7 @@ from pflsim.engine.plan import RunPlan
 from pflsim.errors import RunError
 from pflsim.records.evaluation import grouped, validation_score
 from pflsim.records.history import stalled_since
+from pflsim.records.predictions import Predictions, updated
 from pflsim.records.trace import write_trace
 from pflsim.seeding import evaluated
 from pflsim.types import EvalPhase, EvalRow, Fault, ModelKind, NewcomerRecord, RoundRecord, Split, Traffic
@@ -73,6 +73,7 @@ class Simulation(Generic[Handle]):
         done: the last finished round if the run resumes; the executor has the states after it.
         scores: validation score of the reported model by finished round, for early stopping.
         callbacks: of the user.
+        predictions: those of the checkpoint from which the run resumes.
 
     Attributes:
         stopped: which callback ended the run, or "".
@@ -88,6 +89,7 @@ class Simulation(Generic[Handle]):
         done: int | None = None,
         scores: Mapping[int, float] | None = None,
         callbacks: Callbacks | None = None,
+        predictions: Predictions | None = None,
     ):
         self.executor, self.plan, self.folder, self.listener = executor, plan, folder, listener
         self.interrupts, self.done = interrupts or Interrupts(), done
@@ -95,7 +97,7 @@ class Simulation(Generic[Handle]):
         self._checkpoints = Checkpointer(executor, plan, folder, listener.sync, done)
         self.callbacks, self.stopped = callbacks or Callbacks(), ""
         self._score: float | None = None
-        self._scores = dict(scores or {})
+        self._scores, self._predictions = dict(scores or {}), predictions or {}
         self._ahead = False
         """Whether the executor's states are those of a round without a record."""
 
@@ -155,7 +157,6 @@ class Simulation(Generic[Handle]):
         with phase("evaluate"):
             rows = self._evaluate(round_number, cohort)
             pooled = self._pooled(rows)
-            rows = tuple(replace(row, outcomes=None) for row in rows)
         faults: dict[int, Fault] = {**dict.fromkeys(slow, "straggler"), **dict.fromkeys(absent, "dropout")}
         reported = [row for row in rows if (row.model, row.split, row.phase) == plan.meta.reported]
         confusion = mean_confusion(reported, plan.meta.classes)
@@ -199,7 +200,7 @@ class Simulation(Generic[Handle]):
         if plan.settings.eval.received:
             models.insert(1, ("personal", "trained" if phase == "received" else "received"))
         diagnosed = plan.is_due(round_number, plan.settings.tracking.diagnostics_every)
-        rows, pooled = list[EvalRow](), bool(plan.metrics)
+        rows, pooled = list[EvalRow](), bool(plan.metrics or plan.recorded_rows)
         for model, phase in (each for each in models if each[0] in plan.settings.eval.models):
             self.listener.phase(round_number, "evaluate", len(clients))
             counts = diagnosed and (model, "test", phase) == plan.meta.reported
@@ -234,22 +235,27 @@ class Simulation(Generic[Handle]):
         checkpoint's rounds are complete.
         """
         score = validation_score(record.evaluations, self.plan.meta.reported, self.plan.meta.measures)
-        seconds, staged, best = dict(record.seconds), None, False
+        seconds, staged, best, plan = dict(record.seconds), None, False, self.plan
         if score is not None:
-            best = self.plan.settings.checkpoint.best and score > max(self._scores.values(), default=-math.inf)
+            best = all(score > other for number, other in self._scores.items() if number < record.round)
             self._scores[record.round] = score
-        if self._ends or best or self._checkpoints.is_due(record.round):
+        rows, numbers = record.evaluations, plan.recorded_rows
+        predictions = updated(self._predictions, record.round, rows, numbers, plan.meta.task, best)
+        if self._ends or (best and plan.settings.checkpoint.best) or self._checkpoints.is_due(record.round):
             with self._phase(record.round, seconds, "checkpoint"):
-                staged = self._checkpoints.stage(record.round, score, adapted=True)
-        record = replace(record, seconds=seconds, faults={**record.faults, **self.executor.faults.take()})
+                staged = self._checkpoints.stage(record.round, score, predictions, adapted=True)
+        faults, rows = {**record.faults, **self.executor.faults.take()}, (replace(row, outcomes=None) for row in rows)
+        record = replace(record, seconds=seconds, faults=faults, evaluations=tuple(rows))
         self.listener.round(record)
-        self.done, self._score, self._ahead = record.round, score, False
+        self.done, self._score, self._predictions, self._ahead = record.round, score, predictions, False
         self.executor.commit()
         if staged is not None:
             self._checkpoints.publish(staged)
         self.stopped = self.callbacks.round(record)
-        if self.stopped and staged is None and (last := self._checkpoints.stage(record.round, score, adapted=True)):
-            self._checkpoints.publish(last)
+        if self.stopped and staged is None:
+            last = self._checkpoints.stage(record.round, score, predictions, adapted=True)
+            if last is not None:
+                self._checkpoints.publish(last)
         if self.interrupts.requested is not None:
             raise KeyboardInterrupt
 
@@ -320,7 +326,7 @@ class Simulation(Generic[Handle]):
         try:
             if self._ahead:
                 self.executor.rollback()
-            if (staged := self._checkpoints.stage(self.done, self._score)) is not None:
+            if (staged := self._checkpoints.stage(self.done, self._score, self._predictions)) is not None:
                 self._checkpoints.publish(staged)
         except RunError as error:  # the error that ends the run may also prevent this
             logger.warning(f"the state after round {self.done} is not saved: {error}")

@@ -75,6 +75,10 @@ class Checkpoint:
         names = (name for name, ids in self.ids.items() if name.startswith(kind) and client in ids)
         return next((self.load(name)[client] for name in names), None)
 
+    def predictions(self) -> bytes:
+        """Return the content of predictions.npz after the round; empty: there was none."""
+        return self.load("predictions.pt").numpy().tobytes() if "predictions.pt" in self.files else b""
+
     def load(self, name: str) -> Any:
         """Return the content of a file.
 

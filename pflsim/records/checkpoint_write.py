@@ -32,6 +32,7 @@ class Staged:
     round: int
     aside: Path
     final: Path
+    predictions: bytes = b""
 
     def publish(self, keep: int) -> Path:
         """Rename the temporary folder to its final name, then remove old checkpoints.
@@ -65,6 +66,7 @@ def stage_checkpoint(
     header: Mapping[str, Any],
     score: float | None = None,
     adapted: Iterable[tuple[int, Tensors]] = (),
+    predictions: bytes = b"",
 ) -> Staged:
     """Write the state after a round to a temporary folder; `publish` renames it to e.g. `folder`/round_0001.
 
@@ -78,12 +80,13 @@ def stage_checkpoint(
         score: mean validation accuracy of the reported model after the round; None or NaN if unknown.
         adapted: client ids with the tensors that a model adapted to the client's examples has instead of the private
             state's; resuming does not need them.
+        predictions: content of predictions.npz after the round; empty: there is none.
 
     Raises:
         OSError: the disk fails, e.g. because it is full. The temporary folder is removed.
     """
     final = folder / f"round_{round_number:04d}"
-    staged = Staged(round_number, folder / f".{final.name}.part", final)
+    staged = Staged(round_number, folder / f".{final.name}.part", final, predictions)
     files, ids = dict[str, str](), dict[str, list[int]]()
     try:
         remove_parts(folder)
@@ -94,6 +97,9 @@ def stage_checkpoint(
             once = {id(state): to_containers(state) for state in states.values()}  # all initial states are one object
             content = {client: once[id(state)] for client, state in states.items()}
             files[name], ids[name] = _save(staged.aside / name, content), list(content)
+        if predictions:
+            content = torch.frombuffer(bytearray(predictions), dtype=torch.uint8)
+            files["predictions.pt"] = _save(staged.aside / "predictions.pt", content)
         meta = {
             "format": FORMAT,
             "round": round_number,

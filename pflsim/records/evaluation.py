@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
+from pflsim.display.metrics import UNDIRECTED
 from pflsim.types import EvalPhase, EvalRow, ModelKind, Split, TrainReport
 
 Key = TypeVar("Key")
@@ -62,7 +63,8 @@ class Stats:
         pooled: the metric over the examples of all clients together; NaN if it was not computed.
         std: population standard deviation of the values.
         median: median of the values.
-        worst_decile: mean of the ⌈clients / 10⌉ worst values: the lowest, or the highest if lower is better.
+        worst_decile: mean of the ⌈clients / 10⌉ worst values: the lowest, or the highest if lower is better; NaN if
+            neither is.
         best_decile: mean of the ⌈clients / 10⌉ best values.
     """
 
@@ -180,6 +182,7 @@ def _stats(name: str, rows: Sequence[EvalRow], lower: bool, pooled: Mapping[str,
         mean, weighted, together = float(values.mean()), float(total @ values / total.sum()), pooled.get(name, math.nan)
     ordered, tenth = np.sort(values), math.ceil(len(values) / 10)
     ends = float(ordered[:tenth].mean()), float(ordered[-tenth:].mean())
+    ends = (math.nan, math.nan) if name in UNDIRECTED else ends
     return Stats(
         clients=len(found),
         undefined=len(rows) - len(found),

@@ -23,11 +23,15 @@ from torch.nn.utils.rnn import pad_sequence
 from pflsim.config.components import resolve
 from pflsim.config.names import nearest
 from pflsim.config.settings import Eval
+from pflsim.display.metrics import UNDIRECTED
 from pflsim.errors import SettingsError
 from pflsim.records.evaluation import Measures
+from pflsim.records.predictions import probabilities
 from pflsim.tasks.task import Task
 from pflsim.types import TaskName
 
+OF_EACH_CLASS = 10
+"""Examples of each of two classes that calibration and thresholds of a client need."""
 BINS = 15
 """The number of equally wide bins of confidence for the expected calibration error."""
 PRIMARY: dict[TaskName, str] = {"classification": "accuracy", "multilabel": "auroc", "regression": "rmse"}
@@ -39,14 +43,6 @@ def predicted_classes(scores: Tensor) -> Tensor:
     """Return the class with the highest score, [n] int64; −1 where a score is not finite."""
     # argmax of NaN is a class, so a diverged model would get that class right
     return scores.argmax(1).masked_fill_(~scores.isfinite().all(1), -1)
-
-
-def probabilities(task: TaskName, scores: Tensor) -> Tensor:
-    """Return the probabilities of classes or labels, or values as they are, in float64."""
-    scores = scores.double()
-    if task == "classification":
-        return scores.softmax(1)
-    return scores.sigmoid() if task == "multilabel" else scores
 
 
 # The table. Each function has the arguments scores as `predict` returns them, probabilities, targets and options, and
@@ -137,6 +133,39 @@ def _ece(scores: Tensor, p: Tensor, y: Tensor) -> Any:
     return _library("classification.multiclass_calibration_error", p, y, p.shape[1], BINS, validate_args=False)
 
 
+def _brier(scores: Tensor, p: Tensor, y: Tensor) -> Any:
+    squares = (p - (y if y.ndim > 1 else functional.one_hot(y, p.shape[1]))).square()
+    return squares.sum(1).mean() if y.ndim == 1 and p.shape[1] > 2 else squares.mean()
+
+
+def _calibrated(fit: Callable[[np.ndarray, np.ndarray], float]) -> Callable[..., Any]:
+    def calibrated(scores: Tensor, p: Tensor, y: Tensor) -> Any:
+        """Return a coefficient of a logistic regression on the logit; None if one class is rare, or it separates."""
+        logits, y = (scores[:, 1].double() - scores[:, 0].double()).numpy(), y.numpy()
+        no, yes = logits[y == 0], logits[y == 1]
+        rare = min(len(no), len(yes)) < OF_EACH_CLASS
+        return None if rare or no.max() <= yes.min() or yes.max() <= no.min() else fit(logits, y)
+
+    return calibrated
+
+
+def _slope(logits: np.ndarray, y: np.ndarray) -> float:
+    from sklearn.linear_model import LogisticRegression
+
+    unit = logits.std()
+    fitted = LogisticRegression(C=np.inf, solver="newton-cholesky", tol=1e-8).fit(logits[:, None] / unit, y)
+    return float(fitted.coef_.item() / unit)
+
+
+def _intercept(logits: np.ndarray, y: np.ndarray) -> float:
+    """Return the intercept where the slope is 1, at which the mean probability is the share of class 1."""
+    from scipy.optimize import brentq
+    from scipy.special import expit, logit
+
+    ends = logit(y.mean()) - logits.max(), logit(y.mean()) - logits.min()
+    return float(brentq(lambda a: expit(logits + a).mean() - y.mean(), *ends))  # type: ignore[arg-type]
+
+
 def _ranked(of_ranks: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Callable[..., Any]:
     def ranked(scores: Tensor, p: Tensor, y: Tensor) -> Any:
         """Return a score of rankings: of class 1, or the mean over the classes or labels for which it is defined."""
@@ -186,13 +215,16 @@ def _of_values(name: str) -> Callable[..., Any]:
 CLASSES: tuple[TaskName, ...] = ("classification",)
 LABELS: tuple[TaskName, ...] = ("classification", "multilabel")
 VALUES: tuple[TaskName, ...] = ("regression",)
-TABLE: dict[str, tuple[Callable[..., Any], bool, tuple[TaskName, ...]]] = {
+TABLE: dict[str, tuple[Callable[..., Any], bool | None, tuple[TaskName, ...]]] = {
     "accuracy": (_accuracy, True, LABELS),
     "balanced_accuracy": (_balanced_accuracy, True, CLASSES),
     "macro_f1": (_macro_f1, True, LABELS),
     "top_k_accuracy": (_top_k_accuracy, True, CLASSES),
     "nll": (_nll, False, LABELS),
     "ece": (_ece, False, CLASSES),
+    "brier": (_brier, False, LABELS),
+    "calibration_slope": (_calibrated(_slope), None, CLASSES),
+    "calibration_intercept": (_calibrated(_intercept), None, CLASSES),
     "auroc": (_ranked(_auroc), True, LABELS),
     "average_precision": (_ranked(_average_precision), True, LABELS),
     "rmse": (_Mean(lambda scores, p, y: (p - y).square(), root=True), False, VALUES),
@@ -200,7 +232,7 @@ TABLE: dict[str, tuple[Callable[..., Any], bool, tuple[TaskName, ...]]] = {
     "r2": (_of_values("r2_score"), True, VALUES),
     "pearson": (_of_values("pearson_corrcoef"), True, VALUES),
 }
-"""The function of each name, whether a higher value is better, and the tasks that have the metric."""
+"""The function of each name, whether a higher value is better (None: neither), and the tasks that have the metric."""
 OF_GUESSES = (_accuracy, _balanced_accuracy, _macro_f1)
 """Metrics that count scores that are not finite as wrong predictions; the others are NaN."""
 
@@ -340,6 +372,8 @@ def _metric(name: str, options: dict[str, Any], task: Task) -> Metric:
         if task.name not in tasks:
             own = [each for each, (*_, of) in TABLE.items() if task.name in of]
             raise SettingsError(f"eval.metrics: {name} is not a metric of task={task.name}; choose {', '.join(own)}")
+        if name in UNDIRECTED and task.targets != 2:
+            raise SettingsError(f"eval.metrics: {name} is a metric of two classes, and these are {task.targets}")
         _check_options(name, call, options)
         return Metric(name, call, task.name, higher, options, listed=True)
     if "." in name:

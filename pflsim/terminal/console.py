@@ -207,7 +207,7 @@ class Console:
         elif summary.stopped_early:
             self._print(f"stopped early in round {summary.rounds} of {self.meta.rounds}: {summary.stopped_early}")
         self._rich.print(accuracy_table(summary))
-        for line in result_lines(summary):
+        for line in result_lines(summary, folder):
             self._print(line)
         self._print(f"peak memory  {format_bytes(summary.peak_rss_mb * 1e6)}, {self.memory_of}")
         self._print(f"run folder   {folder}{self._copy()}")

@@ -1,5 +1,6 @@
 """The lines printed at the end of a run: accuracy, traffic, time, and how to continue."""
 
+import math
 import os
 import shlex
 import shutil
@@ -11,11 +12,13 @@ from typing import get_args
 from rich import box
 from rich.table import Table
 
+from pflsim.analysis.intervals import pooled_interval
 from pflsim.config.names import program
 from pflsim.display.formats import CHOSEN, NONE, WHEN, format_bytes, format_seconds, in_text, plural, who_is_evaluated
 from pflsim.display.identity import identity
 from pflsim.records.environment import JOB
 from pflsim.records.folder import read_summary
+from pflsim.records.predictions import read_predictions
 from pflsim.records.summary import RunMeta, Summary, newcomer_results
 from pflsim.seeding import cohort
 from pflsim.types import ModelKind
@@ -45,14 +48,24 @@ def accuracy_table(summary: Summary) -> Table:
     return table
 
 
-def result_lines(summary: Summary) -> Iterator[str]:
-    """Yield the lines below the table."""
+def result_lines(summary: Summary, folder: Path) -> Iterator[str]:
+    """Yield the lines below the table.
+
+    Args:
+        summary: of the run.
+        folder: has the scores of test rows, if they are recorded.
+    """
     meta = summary.meta
     last, best = (summary.figures(meta.reported_model)[choice] for choice in ("last", "best_val"))
+    scores = read_predictions(folder)
+    if scores is not None:
+        scores = scores.query("when == 'last' and model == @meta.reported_model and phase == @meta.reported.phase")
     for name, stats in last[1].metrics.items() if last else ():
         if name != meta.measures.primary or stats.undefined:
             missing = f" ({plural(stats.undefined, 'client')} undefined)" if stats.undefined else ""
-            means = f"{stats.mean:.4f} over clients, {stats.pooled:.4f} over all examples"
+            ends = pooled_interval(name, scores) if math.isfinite(stats.pooled) else None
+            interval = f" [{ends[0]:.4f}, {ends[1]:.4f}]" if ends else ""
+            means = f"{stats.mean:.4f} over clients, {stats.pooled:.4f}{interval} over all examples"
             yield f"{in_text(name):<12} {means}{missing}, last round"
     if last and last[1].domains:
         yield f"by domain    {', '.join(f'{name} {mean:.4f}' for name, mean in last[1].domains.items())}"

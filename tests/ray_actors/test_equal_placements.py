@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import support
 from failing_executor import bare, files
@@ -23,6 +24,7 @@ from pflsim.engine.execution import ReplyTask, Sent
 from pflsim.engine.simulation import Simulation
 from pflsim.messages import Message, Uplink
 from pflsim.params import NOTHING
+from pflsim.records.predictions import PREDICTIONS
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.local import Local as LocalServer
@@ -52,11 +54,13 @@ def outcome(executor: Any, folder: Path) -> tuple[Any, ...]:
     """Everything a run leaves, without its times."""
     listener = Records()
     folder.mkdir()
-    traced = plan(CLIENTS, 3, splits=("test", "val"), eval_received=True, trace_rounds=(2,))
+    numbers = (np.arange(5),) * CLIENTS
+    traced = plan(CLIENTS, 3, splits=("test", "val"), eval_received=True, trace_rounds=(2,), recorded_rows=numbers)
     Simulation(executor, traced, folder, listener).run()
     traces = {name: data for name, data in files(folder).items() if name.startswith("trace")}
     assert len(traces) == 2 * CLIENTS + 1
-    return states(executor), [bare(record) for record in listener.records], traces
+    assert (folder / PREDICTIONS).exists()
+    return states(executor), [bare(record) for record in listener.records], traces, (folder / PREDICTIONS).read_bytes()
 
 
 @pytest.mark.parametrize("name", support.slow_except(["packed"], PLACEMENTS))

@@ -13,6 +13,7 @@ import pflsim.analysis.report.charts as charts
 import pflsim.analysis.report.details as details
 import pflsim.analysis.report.structure as structure
 from pflsim.analysis.charts import axis
+from pflsim.analysis.clients import client_intervals, interval_texts
 from pflsim.analysis.comparison import STATS, Comparison, Spread, compare, compare_sets, row
 from pflsim.analysis.groups import check_evaluation
 from pflsim.analysis.headings import heading, varying
@@ -20,7 +21,7 @@ from pflsim.analysis.report.charts import Benchmark, overall
 from pflsim.analysis.report.details import Study, read_study
 from pflsim.analysis.report.grid import MAX_GROUPS, grid_of
 from pflsim.analysis.runs import Run, read_run
-from pflsim.analysis.tables import as_csv, drawn, numbers, records, remarks, span, tables
+from pflsim.analysis.tables import as_csv, drawn, has_means, means, numbers, records, remarks, span, tables
 from pflsim.analysis.verdict import over_benchmarks, winners
 from pflsim.config.names import listed, written
 from pflsim.display.formats import CHOSEN, NONE, format_bytes, format_seconds, in_text, plural, who_is_evaluated
@@ -116,7 +117,8 @@ def environment(who: Sequence[Identity]) -> Environment:
     env.globals |= {"charts": charts, "details": details, "structure": structure, "answer": answer, "scale": scale_of}
     env.globals |= {"CHOSEN": CHOSEN, "STATS": STATS, "evaluated": who_is_evaluated, "row_of": row}
     env.globals |= {"FAMILIES": FAMILIES, "who_all": who, "m": lambda one: f"m{who.index(one)}", "axis": axis}
-    env.globals |= {"who_is": identity, "remarks": remarks}
+    env.globals |= {"who_is": identity, "remarks": remarks, "has_means": has_means, "means_table": means}
+    env.globals |= {"client_intervals": client_intervals, "interval_texts": interval_texts}
     return env
 
 

@@ -66,6 +66,11 @@ def test_baselines_have_the_rows_and_metrics_of_runs_and_no_test(label: str, tmp
         assert totals[0] == totals[1]
         assert {*run.stats("last").metrics} == {*like.stats("last").metrics}
         assert not (run.folder / "checkpoints").exists()
+        scored = [each.predictions().query("when == 'last' and reported") for each in (run, like)]
+        assert scored[0]["row"].tolist() == scored[1]["row"].tolist()
+        if label != "value":
+            right = scored[0].filter(like="score_").to_numpy().argmax(1) == scored[0]["target"]
+            assert right.groupby(scored[0]["client"]).sum().tolist() == run.counts(1)["correct"].tolist()
 
     (alone,) = compare_sets(runs)
     (both,) = compare_sets([*beside, *runs])

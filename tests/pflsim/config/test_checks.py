@@ -82,6 +82,7 @@ def test_values_out_of_bounds(text: str) -> None:
         ({"eval__newcomer_rows": [9, 9], "eval__holdout_clients": 1}, "eval.newcomer_rows"),
         ({"eval__models": ["global", "personal", "global"]}, "eval.models=.global,personal,global]"),
         ({"eval__models": ["global"], "eval__received": True}, "eval.received=true .*eval.models=.global]"),
+        ({"eval__primary": "calibration_slope", "eval__mode": "max"}, "eval.primary=calibration_slope"),
         ({"lockstep": False, "lockstep_clients": 3}, "lockstep_clients=3"),
         ({"placement__clients_per_actor": 2, "placement__actors": 2}, "placement.actors .*clients_per_actor=2"),
         ({"server_optimizer__lr": 0.1}, "server_optimizer.lr=0.1 .*server_optimizer=none"),

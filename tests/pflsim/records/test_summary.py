@@ -120,6 +120,12 @@ def test_statistics_equal_numpy_on_the_clients_with_examples(drawn, random):
     assert evaluation(shuffled) == evaluation(rows_of(drawn))
 
 
+def test_a_metric_without_a_direction_has_no_worst_clients():
+    rows = [EvalRow(n, "test", "personal", "trained", 1, 2, 0.0, metrics={"calibration_slope": n}) for n in range(3)]
+    stats = evaluation(rows).metrics["calibration_slope"]
+    assert stats.mean == 1 and math.isnan(stats.worst_decile) and math.isnan(stats.best_decile)
+
+
 def test_scopes_are_separate_and_ordered_and_empty_ones_left_out():
     rows = [
         *rows_of([(1, 2, 0.0)], model="global", phase="received"),

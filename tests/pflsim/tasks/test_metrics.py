@@ -15,6 +15,7 @@ from support import refusing
 
 from pflsim.config.components import target_of
 from pflsim.config.settings import Eval
+from pflsim.display.metrics import UNDIRECTED
 from pflsim.errors import SettingsError
 from pflsim.tasks.metrics import TABLE, Metric, check_primary, measures_of, metrics_of
 from pflsim.tasks.task import Task
@@ -50,6 +51,7 @@ def test_classification(present: list[int]) -> None:
         "top_k_accuracy": sk.top_k_accuracy_score(y, p, k=2, labels=range(6)),
         "nll": sk.log_loss(y, p, labels=range(6)),
         "ece": calibration_error(p, y),
+        "brier": np.mean(((p - np.eye(6)[y]) ** 2).sum(1)),
         "auroc": sk.roc_auc_score(hot, p[:, held], average="macro") if len(held) > 1 else None,
         "average_precision": sk.average_precision_score(hot, p[:, held], average="macro") if len(held) > 1 else None,
     }
@@ -67,6 +69,30 @@ def test_two_classes_are_ranked_by_the_second() -> None:
         "auroc": expected, "specificity": sk.recall_score(y, guesses, pos_label=0),
         "binary_f1_score": sk.f1_score(y, guesses, zero_division=0),
     }, abs=1e-6)  # fmt: skip
+
+
+@pytest.mark.parametrize("spread", [0.01, 1.0, 300.0])
+def test_calibration(spread: float) -> None:
+    """Against statsmodels; undefined for clients with few examples of a class, and where the logit separates them."""
+    models = pytest.importorskip("statsmodels.api")
+    asked, task, flat = ("calibration_slope", "calibration_intercept", "brier"), Task("classification", 2), np.zeros(40)
+    x = RNG.normal(0.3, 1, 40)
+    y = np.argsort(np.argsort(x + 2 * RNG.normal(size=40))) // 20
+    logit = spread * x
+    scores = np.column_stack([flat, logit]) + RNG.normal(size=(40, 1))
+    line = models.GLM(y, models.add_constant(x), family=models.families.Binomial()).fit(tol=1e-12)
+    expected = {asked[0]: line.params[1] / spread, "brier": sk.brier_score_loss(y, softmax(scores, 1)[:, 1])}
+    if spread < 100:  # where statsmodels converges
+        level = models.GLM(y, flat + 1, offset=logit, family=models.families.Binomial()).fit(tol=1e-12)
+        expected[asked[1]] = level.params[0]
+    values = found(task, scores, y, *asked)
+    assert {name: values[name] for name in expected} == pytest.approx(expected, rel=1e-5, abs=1e-8)
+    assert np.mean(expit(logit + (values[asked[1]] or 0))) == pytest.approx(y.mean())
+    for few in (np.flatnonzero(np.cumsum(y) <= 9), np.flatnonzero(np.cumsum(1 - y) <= 9)):
+        assert found(task, scores[few], y[few], *asked[:2]) == dict.fromkeys(asked[:2])
+    for clear in (np.sort(y), np.sort(y)[::-1].copy()):
+        assert found(task, scores[np.argsort(x)], clear, *asked[:2]) == dict.fromkeys(asked[:2])
+    assert found(task, np.column_stack([flat, flat]), y, *asked[:2]) == dict.fromkeys(asked[:2])
 
 
 def test_confident_scores_keep_their_order() -> None:
@@ -88,12 +114,13 @@ def test_multilabel() -> None:
     y[:, 3] = 0
     scores = RNG.normal(size=(50, 4)).astype(np.float32)
     p = expit(scores.astype(np.float64))
-    values = found(Task("multilabel", 4), scores, y, "average_precision", "macro_f1", "accuracy", "nll")
+    values = found(Task("multilabel", 4), scores, y, "average_precision", "macro_f1", "accuracy", "nll", "brier")
     assert values == pytest.approx({
         "auroc": sk.roc_auc_score(y[:, :3], p[:, :3]),
         "average_precision": sk.average_precision_score(y[:, :3], p[:, :3]),
         "macro_f1": sk.f1_score(y, p > 0.5, average="macro", zero_division=0),
         "accuracy": np.mean((p > 0.5) == y), "nll": -np.mean(np.log(np.where(y > 0, p, 1 - p))),
+        "brier": np.mean((p - y) ** 2),
     }, abs=1e-6)  # fmt: skip
     assert found(Task("multilabel", 4), scores[:1], y[:1])["auroc"] is None
 
@@ -148,6 +175,7 @@ def test_functions_and_objects_of_python() -> None:
         ("classification", "aurok", ("aurok", "auroc")),
         ("classification", {"top_k_accuracy": {"k": 3}}, ("top_k_accuracy", "k", "top_k")),
         ("classification", "mine.missing", ("mine",)),
+        ("classification", "calibration_slope", ("calibration_slope", "two classes", "3")),
     ],
     ids=str,
 )
@@ -161,7 +189,8 @@ def test_directions() -> None:
     assert [metric.name for metric in metrics] == ["nll", "auroc"]
     measures = measures_of(Task("classification", 2), metrics, Eval())
     assert (measures.names, measures.primary, measures.lower) == (("accuracy", "nll", "auroc"), "accuracy", ("nll",))
-    assert {name for name, (_, higher, _) in TABLE.items() if not higher} == {"nll", "ece", "rmse", "mae"}
+    direction = {name: higher for name, (_, higher, _) in TABLE.items() if not higher}
+    assert direction == {**dict.fromkeys(("nll", "ece", "brier", "rmse", "mae"), False), **dict.fromkeys(UNDIRECTED)}
     (own,) = [m for m in metrics_of(["rmse"], Task("regression", 1)) if isinstance(m, Metric)]
     assert own.higher is False
 
