@@ -166,7 +166,7 @@ class ClientActor:
         states = [replies[client].state if client in replies else None for client in clients]
         lists = range(0, len(clients), together) if task.changes_state else ()
         return (
-            (self._process, outcomes),
+            (self._process, ZeroCopyMessage(outcomes)),
             ZeroCopyMessage(uplinks),
             *(ZeroCopyMessage(states[first : first + together]) for first in lists),
         )

@@ -36,7 +36,11 @@ def main() -> int:
     y = (x.reshape(n, -1) @ rng.standard_normal((x[0].size, 2))).argmax(1)
     data = Dataset("random_rows", x, y, 2, n, clients=np.arange(n) // given.examples)
     settings = {"method": given.method, "model": given.model, "clients": given.clients, "rounds": given.rounds}
-    settings |= {"fraction": PARTICIPANTS / given.clients, "eval.clients": given.evaluated, "batch_size": 4}
+    settings |= {
+        "fraction": PARTICIPANTS / given.clients,
+        "eval.clients": given.evaluated if given.evaluated == "all" else int(given.evaluated),
+        "batch_size": 4,
+    }
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(StringIO()):
         run = pflsim.run(

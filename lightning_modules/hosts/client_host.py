@@ -263,7 +263,8 @@ class ClientHost:
             for split in request.splits:
                 scores, size = list[torch.Tensor](), self.factory.eval_batch_size
                 found = totals(predict, own.split(split), module.criterion, size, scores)
-                rows.append(self._row(request, split, client, found.tolist(), scores))
+                outputs = torch.cat(scores) if scores else None
+                rows += self._rows(request, split, [client], [found.tolist()], outputs, own.split(split).y)
         return rows
 
     def _evaluate_together(
@@ -278,10 +279,10 @@ class ClientHost:
                     examples = {client: self.shards[client].split(split) for client in messages}
                     parts = {client: part for client, part in examples.items() if len(part)}
                     for made in predictor.predict(parts) if parts else ():
-                        scores = module.criterion.scores(made.outputs).split(made.sizes)
+                        scores = module.criterion.scores(made.outputs)
                         counts = made.counts(module.criterion, predictor.limit).tolist()
-                        for client, pair, own in zip(made.clients, counts, scores, strict=True):
-                            found[split, client] = self._row(request, split, client, pair, [own])
+                        rows = self._rows(request, split, made.clients, counts, scores, made.targets)
+                        found.update(((split, row.client), row) for row in rows)
         results: dict[int, list[EvalRow]] = {}
         for client, message in messages.items():
             if left := tuple(split for split in request.splits if (split, client) not in found):
@@ -290,24 +291,46 @@ class ClientHost:
             results[client] = [found[split, client] for split in request.splits]
         return results
 
-    def _row(
-        self, request: EvalRequest, split: Split, client: int, counts: Sequence[float], scores: Sequence[torch.Tensor]
-    ) -> EvalRow:
-        """Return a client's row of a split, from its number of correct predictions, its loss and its scores."""
-        criterion, examples, metrics = self.module.criterion, self.shards[client].split(split), self.factory.metrics
-        classes, confuse = criterion.task.name == "classification", request.confusion and split == "test"
-        right, loss = int(counts[0]) if classes else None, counts[1]
-        row = EvalRow(client, split, request.model, request.phase, right, len(examples), loss)
-        if not scores or not (metrics or confuse or request.pooled):
-            return row
-        outcomes = torch.cat([*scores]).cpu(), examples.y.cpu()
-        found = ((metric.name, metric(*outcomes)) for metric in metrics)
-        return replace(
-            row,
-            confusion=confusion(*outcomes) if confuse and classes else (),
-            metrics={name: value for name, value in found if value is not None},
-            outcomes=outcomes if request.pooled and split == "test" else None,
-        )
+    def _rows(
+        self,
+        request: EvalRequest,
+        split: Split,
+        clients: Sequence[int],
+        counts: Sequence[Sequence[float]],
+        scores: torch.Tensor | None,
+        targets: torch.Tensor,
+    ) -> list[EvalRow]:
+        """Return the rows of a split of some clients.
+
+        Args:
+            request: what is evaluated.
+            split: which examples.
+            clients: their ids.
+            counts: of each client the number of correct predictions, and the loss.
+            scores: of one client after another; None: there are no examples.
+            targets: of the same examples.
+        """
+        classes, metrics = self.module.criterion.task.name == "classification", self.factory.metrics
+        sizes = [len(self.shards[client].split(split)) for client in clients]
+        rows = [
+            EvalRow(client, split, request.model, request.phase, int(right) if classes else None, size, loss)
+            for client, (right, loss), size in zip(clients, counts, sizes, strict=True)
+        ]
+        confuse, pool = classes and request.confusion and split == "test", request.pooled and split == "test"
+        if scores is None or not (metrics or confuse or request.pooled):
+            return rows
+        scores, targets = scores.cpu(), targets.cpu()
+        values = {metric.name: metric.by_client(scores, targets, sizes) for metric in metrics}
+        found = zip(rows, scores.split(sizes), targets.split(sizes), strict=True)
+        return [
+            replace(
+                row,
+                confusion=confusion(own, labels) if confuse else (),
+                metrics={name: each[at] for name, each in values.items() if each[at] is not None},
+                outcomes=(own, labels) if pool else None,
+            )
+            for at, (row, own, labels) in enumerate(found)
+        ]
 
     @contextmanager
     def module_for(self, request: EvalRequest, client: int, message: Message | None) -> Iterator[ClientModule]:

@@ -16,7 +16,7 @@ from lightning_modules.lockstep.tracing import AsForward, state_of
 from pflsim.data.federated import FORWARD_BATCH, Examples
 from pflsim.engine.execution import EvalRequest
 from pflsim.messages import Message
-from pflsim.tasks.metrics import predicted_classes
+from pflsim.tasks.metrics import predicted_classes, sums_by_client
 from pflsim.tasks.task import Criterion
 from pflsim.types import Tensors
 
@@ -60,12 +60,8 @@ class Predictions:
             totals = [[criterion.total(*some) for some in _batches(*pair, batch_size)] for pair in pairs]
             loss = torch.stack([torch.stack(some).double().sum() for some in totals])
         else:
-            loss = self._sums(each)
-        return torch.stack((self._sums(right), loss), 1)
-
-    def _sums(self, values: Tensor) -> Tensor:
-        # the order of these sums is fixed, that of index_add on a GPU is not
-        return pad_sequence([*values.double().split(self.sizes)], batch_first=True).sum(1)
+            loss = sums_by_client(each, self.sizes)
+        return torch.stack((sums_by_client(right, self.sizes), loss), 1)
 
 
 def allowed(module: ClientModule, request: EvalRequest) -> bool:

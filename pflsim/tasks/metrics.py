@@ -11,13 +11,14 @@ import pkgutil
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
 from pflsim.config.components import resolve
 from pflsim.config.names import nearest
@@ -59,9 +60,42 @@ def _resolved(name: str) -> Callable[..., Tensor]:
     return found
 
 
-def _accuracy(scores: Tensor, p: Tensor, y: Tensor) -> Any:
-    hits = (p > 0.5) == (y > 0.5) if y.ndim > 1 else predicted_classes(scores) == y
-    return hits.double().mean()
+def sums_by_client(values: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Return the sums over the examples of each client, [clients, ...] float64.
+
+    Args:
+        values: [n, ...], of one client after another.
+        sizes: the clients' numbers of examples.
+    """
+    # the order of these sums is fixed, that of index_add on a GPU is not
+    return pad_sequence([*values.double().split(sizes)], batch_first=True).sum(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mean:
+    """A metric that is a mean over examples, so that it is computed for many clients at once.
+
+    Args:
+        of: returns a value for each example, or for each example and target.
+        root: whether the square root of the mean is meant.
+    """
+
+    of: Callable[[Tensor, Tensor, Tensor], Tensor]
+    root: bool = False
+
+    def __call__(self, scores: Tensor, p: Tensor, y: Tensor) -> Tensor:
+        return self.by_client(scores, p, y, [len(y)])[0]
+
+    def by_client(self, scores: Tensor, p: Tensor, y: Tensor, sizes: Sequence[int]) -> Tensor:
+        """Return the means of all clients, [clients] float64."""
+        sums = sums_by_client(self.of(scores, p, y).reshape(len(y), -1), sizes)
+        means = sums / torch.tensor(sizes, dtype=torch.float64)[:, None]
+        return (means.sqrt() if self.root else means).mean(1)
+
+
+@_Mean
+def _accuracy(scores: Tensor, p: Tensor, y: Tensor) -> Tensor:
+    return (p > 0.5) == (y > 0.5) if y.ndim > 1 else predicted_classes(scores) == y
 
 
 def _per_class(score: str, scores: Tensor, y: Tensor) -> Tensor:
@@ -88,19 +122,21 @@ def _top_k_accuracy(scores: Tensor, p: Tensor, y: Tensor, top_k: int = 5) -> Any
     return _library("classification.multiclass_accuracy", p, y, p.shape[1], **options)
 
 
-def _nll(scores: Tensor, p: Tensor, y: Tensor) -> Any:
+@_Mean
+def _nll(scores: Tensor, p: Tensor, y: Tensor) -> Tensor:
     if y.ndim > 1:
-        return functional.binary_cross_entropy_with_logits(scores.double(), y.double())
-    return functional.cross_entropy(scores.double(), y)
+        return functional.binary_cross_entropy_with_logits(scores.double(), y.double(), reduction="none")
+    return functional.cross_entropy(scores.double(), y, reduction="none")
 
 
 def _ece(scores: Tensor, p: Tensor, y: Tensor) -> Any:
     return _library("classification.multiclass_calibration_error", p, y, p.shape[1], BINS, validate_args=False)
 
 
-def _brier(scores: Tensor, p: Tensor, y: Tensor) -> Any:
+@_Mean
+def _brier(scores: Tensor, p: Tensor, y: Tensor) -> Tensor:
     squares = (p - (y if y.ndim > 1 else functional.one_hot(y, p.shape[1]))).square()
-    return squares.sum(1).mean() if y.ndim == 1 and p.shape[1] > 2 else squares.mean()
+    return squares.sum(1) if y.ndim == 1 and p.shape[1] > 2 else squares
 
 
 def _calibrated(fit: Callable[[np.ndarray, np.ndarray], float]) -> Callable[..., Any]:
@@ -165,24 +201,16 @@ def _average_precision(p: np.ndarray, y: np.ndarray) -> np.ndarray:
     return (np.take_along_axis(hits, chosen - 1, 0) / chosen * y).sum(0) / y.sum(0)
 
 
-def _of_values(of_target: Callable[[Tensor, Tensor], Tensor], least: int = 1) -> Callable[..., Any]:
+def _of_values(name: str) -> Callable[..., Any]:
     def measured(scores: Tensor, p: Tensor, y: Tensor) -> Any:
-        """Return the mean over the targets of a metric of regression."""
+        """Return the mean over the targets of a metric of regression that needs targets that vary."""
         y = y.double()
-        if len(y) < least or (least > 1 and not (y.std(0) > 0).all()):
+        if len(y) < 2 or not (y.std(0) > 0).all():
             return None
         columns = zip(p.T.contiguous(), y.T.contiguous(), strict=True)
-        return torch.stack([of_target(a, b).double() for a, b in columns]).mean()
+        return torch.stack([_library(name, a, b).double() for a, b in columns]).mean()
 
     return measured
-
-
-def _rmse(values: Tensor, y: Tensor) -> Tensor:
-    return ((values - y) * (values - y)).mean().sqrt()
-
-
-def _mae(values: Tensor, y: Tensor) -> Tensor:
-    return (values - y).abs().mean()
 
 
 CLASSES: tuple[TaskName, ...] = ("classification",)
@@ -200,10 +228,10 @@ TABLE: dict[str, tuple[Callable[..., Any], bool | None, tuple[TaskName, ...]]] =
     "calibration_intercept": (_calibrated(_intercept), None, CLASSES),
     "auroc": (_ranked(_auroc), True, LABELS),
     "average_precision": (_ranked(_average_precision), True, LABELS),
-    "rmse": (_of_values(_rmse), False, VALUES),
-    "mae": (_of_values(_mae), False, VALUES),
-    "r2": (_of_values(partial(_library, "r2_score"), least=2), True, VALUES),
-    "pearson": (_of_values(partial(_library, "pearson_corrcoef"), least=2), True, VALUES),
+    "rmse": (_Mean(lambda scores, p, y: (p - y).square(), root=True), False, VALUES),
+    "mae": (_Mean(lambda scores, p, y: (p - y).abs()), False, VALUES),
+    "r2": (_of_values("r2_score"), True, VALUES),
+    "pearson": (_of_values("pearson_corrcoef"), True, VALUES),
 }
 """The function of each name, whether a higher value is better (None: neither), and the tasks that have the metric."""
 OF_GUESSES = (_accuracy, _balanced_accuracy, _macro_f1)
@@ -252,6 +280,18 @@ class Metric:
             return None if found is None or math.isnan(found := float(found)) else found
         except (TypeError, ValueError, RuntimeError) as error:
             raise SettingsError(f"eval.metrics: {self.name} does not return one number ({error})") from error
+
+    def by_client(self, scores: Tensor, targets: Tensor, sizes: Sequence[int]) -> list[float | None]:
+        """Return the value of each client, see `__call__`.
+
+        Args:
+            scores: [n, C], of one client after another.
+            targets: of the same examples.
+            sizes: the clients' numbers of examples, of each at least one.
+        """
+        if isinstance(self.call, _Mean) and scores.isfinite().all():
+            return self.call.by_client(scores, probabilities(self.task, scores), targets, sizes).tolist()
+        return [self(*own) for own in zip(scores.split(sizes), targets.split(sizes), strict=True)]
 
     def _foreign(self, p: Tensor, y: Tensor) -> Any:
         """Call a function of torchmetrics or of the user."""
