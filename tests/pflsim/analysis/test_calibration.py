@@ -65,7 +65,7 @@ def test_where_it_is_shown_and_why_not(tmp_path: Path) -> None:
     """Without scores there is a line in its place; a figure that was not asked for is left out."""
     found = runs(tmp_path, method=["local", "fedavg"], seed=[0])
     (figure,) = pflsim.figures(found, only="calibration").values()
-    assert [axes.get_title(loc="left") for axes in figure.axes] == ["FedAvg", "Local"]
+    assert {axes.get_title(loc="left") for axes in figure.axes} == {"FedAvg", "Local"}
     page = pflsim.report(found, tmp_path / "page.html").read_text()
     section = page[page.index('<section id="calibration">') : page.index('<section id="cost">')]
     assert section.count('class="band"') == 2 and "tracking.predictions" not in section
