@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from pflsim.analysis.calibration import calibrations, second_class, shown
 from pflsim.analysis.charts import Against, client_table, curve, limits_of, log_axis
 from pflsim.analysis.comparison import Comparison, Row, best_first, frontier
 from pflsim.analysis.differences import Difference, Level
@@ -165,7 +166,7 @@ def _text(axes: Axes, text: str, at: Any, move: tuple[float, float], side: Any, 
     axes.annotate(text, at, move, textcoords="offset points", ha=side, va="center", **looks)
 
 
-def _panels(comparison: Comparison, style: Style, rows: Sequence[Row], x_label: str) -> tuple[Figure, list[Axes]]:
+def _panels(style: Style, rows: Sequence[Row], x_label: str, y_label: str) -> tuple[Figure, list[Axes]]:
     """Return a figure with a panel for each row, over the page's width if there are more than nine."""
     width = style.page if len(rows) > 9 else style.column
     down = math.ceil(len(rows) / max(int(width / 1.05), 1))
@@ -180,7 +181,7 @@ def _panels(comparison: Comparison, style: Style, rows: Sequence[Row], x_label: 
     for axes in found[len(rows) :]:
         axes.set_axis_off()
     figure.supxlabel(x_label, fontsize=style.labels)
-    figure.supylabel(f"test {in_text(comparison.primary)}", fontsize=style.labels)
+    figure.supylabel(y_label, fontsize=style.labels)
     return figure, found[: len(rows)]
 
 
@@ -213,7 +214,7 @@ def draw_curves(comparison: Comparison, style: Style, against: Against = "rounds
         _names_at_ends(axes, [(own.mean[-1], own.x[-1], row) for row, (_, own) in found.items()], style.labels)
     else:
         shown = [row for row in found if row not in behind]
-        figure, panels = _panels(comparison, style, shown, name)
+        figure, panels = _panels(style, shown, name, f"test {in_text(comparison.primary)}")
         for axes, row in zip(panels, shown, strict=True):
             for other in behind:
                 draw(axes, other, "-" if other.group.method == "local" else "--", CONTEXT)
@@ -265,7 +266,8 @@ def draw_clients(comparison: Comparison, style: Style) -> Drawn:
     values, metric, reference = client_table(comparison), comparison.primary, comparison.reference.label
     found = [(line, line.deltas[0]) for line in comparison.lines if line.deltas[0]]
     who = "clients, mean over seeds" if comparison.families[0].same_clients else "clients of all seeds"
-    figure, panels = _panels(comparison, style, [line for line, _ in found], f"{who}, by the result of {reference}")
+    order = f"{who}, by the result of {reference}"
+    figure, panels = _panels(style, [line for line, _ in found], order, f"test {in_text(metric)}")
     x, table, sign, theirs = np.arange(len(values)), [], 1 if comparison.higher else -1, values[reference].to_numpy()
     for axes, (line, d) in zip(panels, found, strict=True):
         ours, colour = values[line.label].to_numpy(), line.who.light
@@ -330,6 +332,29 @@ def draw_cost(comparison: Comparison, style: Style) -> Drawn:
     return figure, Table(title(comparison, in_words=True), headers, tuple(table), notes)
 
 
+def draw_calibration(comparison: Comparison, style: Style) -> Drawn:
+    """Draw the observed share of class 1 by its probability, with a band; without scores, an empty figure says why."""
+    found, notes = calibrations(comparison)
+    rows, name = [row for row in shown(comparison) if row.label in found], second_class(comparison)
+    if found:
+        figure, panels = _panels(style, rows, f"probability of {name}", f"share of {name}")
+    else:
+        figure, panels = new_figure(style, style.column, 0.6), []
+        figure.text(0.5, 0.5, textwrap.fill(notes[0], 60), ha="center", va="center", fontsize=style.ticks)
+    for axes, row in zip(panels, rows, strict=True):
+        own = found[row.label]
+        axes.plot([0, 1], [0, 1], color=CONTEXT, linewidth=0.8)
+        axes.fill_between(own.p, own.low, own.high, color=row.who.light, alpha=0.2, linewidth=0)
+        axes.plot(own.p, own.observed, color=row.who.light, linewidth=1.1)
+        axes.set(xlim=(0, 1), ylim=(0, 1))
+    names = [*next(iter(found.values())).metrics] if found else []
+    table = [(row.label, *(f"{found[row.label].metrics[name]:.3f}" for name in names)) for row in rows]
+    band = "Test rows of all clients and seeds; band: 95%, with clients as clusters; numbers: mean over seeds"
+    what = "Calibration" + title(comparison, in_words=True).removeprefix(f"Test {in_text(comparison.primary)}")
+    headers = ("method", *map(in_text, names))
+    return figure, Table(what, headers, tuple(table), (band, _round(comparison), *notes))
+
+
 def _halo() -> list[Any]:
     from matplotlib.patheffects import withStroke
 
@@ -377,5 +402,6 @@ def _names_with_room(
 
 DRAWN: dict[str, Callable[..., Drawn]] = {
     "forest": draw_forest, "curves": draw_curves, "clients": draw_clients, "cost": draw_cost,
+    "calibration": draw_calibration,
 }  # fmt: skip
 """The figures by name."""

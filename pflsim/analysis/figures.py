@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pflsim.analysis.calibration import calibrations
 from pflsim.analysis.compare import Add, of_groups
 from pflsim.analysis.drawings import DRAWN, STYLES, template
 from pflsim.config.names import nearest
@@ -67,9 +68,10 @@ def all_figures(
     """Return the figures of comparisons and the tables of their numbers, by name.
 
     Args:
-        compared: comparisons; with several, `-1`, `-2`, … is added to the names. Without differences there are curves.
+        compared: comparisons; with several, `-1`, `-2`, … is added to the names. Without differences there are curves
+            and calibration.
         style: the template, a key of `STYLES`.
-        only: some of `DRAWN`, also in one string with commas; None: all.
+        only: some of `DRAWN`, also in one string with commas; None: all, and calibration if there is some.
         against: the x axis of curves.
 
     Raises:
@@ -80,7 +82,9 @@ def all_figures(
         if name not in known:
             raise SettingsError(f"figures: {name}: {nearest(name, known)}")
     for number, comparison in enumerate(compared, 1):
-        for name in names if comparison.paired else {*names} & {"curves"}:
+        for name in names if comparison.paired else [name for name in names if name in ("curves", "calibration")]:
+            if name == "calibration" and not only and not calibrations(comparison)[0]:
+                continue
             with template(STYLES[style]):
                 drawn = DRAWN[name](comparison, STYLES[style], *[against] * (name == "curves"))
             found[f"{name}-{number}" if len(compared) > 1 else name] = drawn

@@ -54,6 +54,8 @@ def format_seconds(seconds: float) -> str:
 
 def in_text(metric: str) -> str:
     """Return a metric's name as it is written in text: `worst decile`, `RMSE`."""
+    if metric == "brier":
+        return "Brier score"
     return metric.upper() if metric in ACRONYMS else metric.replace("_", " ")
 
 

@@ -171,7 +171,7 @@ def _stats(name: str, rows: Sequence[EvalRow], lower: bool, pooled: Mapping[str,
     accuracy = name == "accuracy" and rows[0].correct is not None
     found = [row for row in rows if accuracy or name in row.metrics]
     if not found:
-        return Stats(undefined=len(rows))
+        return Stats(undefined=len(rows), pooled=pooled.get(name, math.nan))
     total = np.array([row.total for row in found])
     if accuracy:
         correct = np.array([row.correct for row in found])

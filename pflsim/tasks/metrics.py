@@ -133,9 +133,10 @@ def _ece(scores: Tensor, p: Tensor, y: Tensor) -> Any:
     return _library("classification.multiclass_calibration_error", p, y, p.shape[1], BINS, validate_args=False)
 
 
-def _brier(scores: Tensor, p: Tensor, y: Tensor) -> Any:
+@_Mean
+def _brier(scores: Tensor, p: Tensor, y: Tensor) -> Tensor:
     squares = (p - (y if y.ndim > 1 else functional.one_hot(y, p.shape[1]))).square()
-    return squares.sum(1).mean() if y.ndim == 1 and p.shape[1] > 2 else squares.mean()
+    return squares.sum(1) if y.ndim == 1 and p.shape[1] > 2 else squares
 
 
 def _calibrated(fit: Callable[[np.ndarray, np.ndarray], float]) -> Callable[..., Any]:

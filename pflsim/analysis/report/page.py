@@ -9,10 +9,11 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pflsim.analysis.calibration as calibration
 import pflsim.analysis.report.charts as charts
 import pflsim.analysis.report.details as details
 import pflsim.analysis.report.structure as structure
-from pflsim.analysis.charts import axis
+from pflsim.analysis.charts import Axis, axis
 from pflsim.analysis.clients import client_intervals, interval_texts
 from pflsim.analysis.comparison import STATS, Comparison, Spread, compare, compare_sets, row
 from pflsim.analysis.groups import check_evaluation
@@ -117,7 +118,8 @@ def environment(who: Sequence[Identity]) -> Environment:
     env.globals |= {"charts": charts, "details": details, "structure": structure, "answer": answer, "scale": scale_of}
     env.globals |= {"CHOSEN": CHOSEN, "STATS": STATS, "evaluated": who_is_evaluated, "row_of": row}
     env.globals |= {"FAMILIES": FAMILIES, "who_all": who, "m": lambda one: f"m{who.index(one)}", "axis": axis}
-    env.globals |= {"who_is": identity, "remarks": remarks, "has_means": has_means, "means_table": means}
+    env.globals |= {"who_is": identity, "remarks": remarks, "SHARES": Axis(0, 1, (0, 0.5, 1))}
+    env.globals |= {"calibration": calibration, "has_means": has_means, "means_table": means}
     env.globals |= {"client_intervals": client_intervals, "interval_texts": interval_texts}
     return env
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_runs import stats
 
-from pflsim.records.evaluation import SCOPES, Scope, evaluation, evaluations_by_scope, mean_losses
+from pflsim.records.evaluation import SCOPES, Measures, Scope, evaluation, evaluations_by_scope, mean_losses
 from pflsim.records.files import write_atomically
 from pflsim.records.history import RoundMetrics, Traffic
 from pflsim.records.summary import RunMeta, Summary, write_summary
@@ -120,8 +120,9 @@ def test_statistics_equal_numpy_on_the_clients_with_examples(drawn, random):
     assert evaluation(shuffled) == evaluation(rows_of(drawn))
 
 
-def test_a_metric_without_a_direction_has_no_worst_clients():
+def test_metrics_without_a_direction_or_a_client():
     rows = [EvalRow(n, "test", "personal", "trained", 1, 2, 0.0, metrics={"calibration_slope": n}) for n in range(3)]
+    assert evaluation(rows, Measures(("accuracy", "auroc")), {"auroc": 0.7}).metrics["auroc"].pooled == 0.7
     stats = evaluation(rows).metrics["calibration_slope"]
     assert stats.mean == 1 and math.isnan(stats.worst_decile) and math.isnan(stats.best_decile)
 
