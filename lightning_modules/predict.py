@@ -11,6 +11,7 @@ from pflsim.data.sources.cells import read_frame
 from pflsim.data.sources.frames import FORM
 from pflsim.errors import SettingsError, reading
 from pflsim.progress import doing
+from pflsim.records.files import write_atomically
 from pflsim.types import ModelKind
 
 
@@ -37,8 +38,7 @@ def execute(given: argparse.Namespace) -> None:
     doing(f"predicting {len(table):,} rows")
     found, others = model.predict_frame(table), table.drop(columns=inputs)
     found = others.merge(found, left_index=True, right_index=True, suffixes=("", "_predicted"))
-    with reading(given.out, "a file that can be written"):
-        found.to_csv(given.out, index_label="row")
+    write_atomically(given.out, found.to_csv(index_label="row"))
     about = model.about
     whose = f"the {about['model']} model" + f" of {about['name']}" * bool(about["name"])
     print(f"{given.out}: {len(found):,} rows by {whose} ({about['method']}, round {about['round']})")
