@@ -84,7 +84,8 @@ def new_figure(style: Style, width: float, height: float) -> Figure:
 def draw_forest(comparison: Comparison, style: Style) -> Drawn:
     """Draw the differences to the reference: the interval over seeds, a tick per seed, and the mean by its evidence."""
     lines, metric, reference = comparison.lines, comparison.primary, comparison.reference.label
-    figure = new_figure(style, style.column, (4.5 + 1.6 * len(lines)) * style.labels / 72)
+    height = 4.5 + 1.6 * (len(lines) + len(comparison.beside))
+    figure = new_figure(style, style.column, height * style.labels / 72)
     axes, (low, high) = figure.add_subplot(), limits_of(comparison, lines)
     beside = {"va": "center_baseline", "transform": axes.get_yaxis_transform()}
     table = []
@@ -107,7 +108,7 @@ def draw_forest(comparison: Comparison, style: Style) -> Drawn:
         if low <= difference <= high:
             axes.axvline(difference, color=row.who.light, linewidth=1, linestyle=":", zorder=1, label=row.label)
     if comparison.beside:
-        figure.legend(loc="outside upper center", ncols=3, frameon=False)
+        figure.legend(loc="outside upper center", frameon=False)
     axes.axvline(0, color=CONTEXT, linewidth=0.8, zorder=1)
     axes.set(xlim=(low, high), ylim=(len(lines) - 0.4, -0.6), axisbelow=True)
     axes.set_yticks(range(len(lines)), [line.label for line in lines])
