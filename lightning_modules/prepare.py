@@ -22,11 +22,10 @@ from pflsim.data.content import hashes
 from pflsim.data.dataset import Dataset, dataset_warnings
 from pflsim.data.federate import load_federation
 from pflsim.data.federated import Partition, domains_of, shard
-from pflsim.data.record import record_names
+from pflsim.data.record import record_names, recorded_rows
 from pflsim.engine.plan import RunPlan
 from pflsim.errors import SettingsError, own_errors
 from pflsim.records.evaluation import Measures
-from pflsim.records.predictions import recorded_rows
 from pflsim.records.saved_settings import fixed_settings
 from pflsim.records.summary import RunMeta
 from pflsim.seeding import cohort, sample_faults

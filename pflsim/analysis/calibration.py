@@ -91,8 +91,8 @@ def calibration(group: Group, choice: Choice) -> Calibration | str:
 
 def _logits(rows: DataFrame) -> np.ndarray:
     # 1 − p has few digits in float32 where p is near 1; the least positive number stands for 0
-    no, yes = (np.log(rows[name].astype(float).clip(1e-45)) for name in ("score_0", "score_1"))
-    return (yes - no).to_numpy()
+    no, yes = (np.log(rows[name].to_numpy(np.float64).clip(1e-45)) for name in ("score_0", "score_1"))
+    return yes - no
 
 
 def _metrics(rows: DataFrame) -> dict[str, float]:
@@ -107,13 +107,14 @@ def _metrics(rows: DataFrame) -> dict[str, float]:
     return {name: math.nan if value is None else value for name, value in values.items()}
 
 
-def _curve(logits: np.ndarray, y: np.ndarray, clusters: np.ndarray) -> tuple[np.ndarray, ...]:
+def _curve(
+    logits: np.ndarray, y: np.ndarray, clusters: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return p, the observed share and its band: a logistic regression on a restricted cubic spline of the logit.
 
     The knots are the 10%, 50% and 90% quantiles (Harrell 2001, 2.4.5). The covariance is robust to dependence within
     clusters, which are the clients; with one client, rows are independent.
     """
-    from pandas import DataFrame
     from scipy.special import expit, logit
     from sklearn.linear_model import LogisticRegression
 
@@ -131,10 +132,12 @@ def _curve(logits: np.ndarray, y: np.ndarray, clusters: np.ndarray) -> tuple[np.
     weights = np.append(fitted.intercept_, fitted.coef_)
     p = expit(x @ weights)
     inverse = np.linalg.inv(x.T @ (x * (p * (1 - p))[:, None]))
-    sums = DataFrame(x * (y - p)[:, None]).groupby(clusters).sum().to_numpy()
+    sums = np.zeros((int(clusters.max()) + 1, x.shape[1]))
+    np.add.at(sums, clusters, x * (y - p)[:, None])
     many = len(sums) > 1
     covariance = inverse @ sums.T @ sums @ inverse * len(sums) / (len(sums) - 1) if many else inverse
-    at = np.linspace(*expit(np.quantile(logits, (0.01, 0.99))).clip(1e-6, 1 - 1e-6), POINTS)
+    low, high = expit(np.quantile(logits, (0.01, 0.99))).clip(1e-6, 1 - 1e-6)
+    at = np.linspace(low, high, POINTS)
     x = basis(logit(at))
     line, half = x @ weights, 1.96 * np.sqrt(np.einsum("ij,jk,ik->i", x, covariance, x))
     return at, expit(line), expit(line - half), expit(line + half)

@@ -23,13 +23,13 @@ from pflsim.config.names import nearest
 from pflsim.config.settings import Settings
 from pflsim.data.federate import load_federation
 from pflsim.data.federated import shard
-from pflsim.data.record import record_names, write_partition
+from pflsim.data.record import record_names, recorded_rows, write_partition
 from pflsim.errors import SettingsError
 from pflsim.progress import doing
 from pflsim.records.environment import write_environment
 from pflsim.records.evaluation import Scope
 from pflsim.records.folder import create_run_folder, run_lock, run_log, write_config
-from pflsim.records.predictions import recorded_rows, to_bytes, updated, write_predictions
+from pflsim.records.predictions import to_bytes, updated, write_predictions
 from pflsim.records.summary import RunMeta
 from pflsim.records.tracker import Tracker
 from pflsim.seeding import evaluated, newcomer_rows

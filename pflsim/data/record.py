@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from tabulate import tabulate
@@ -24,6 +24,8 @@ from pflsim.types import SPLITS, Split
 DATA_CARD = "data_card.json"
 ENCODER, PICKLED = "encoder.json", "encoder.joblib"
 """What maps the rows of a table or texts to inputs; a pickle, if it has a tokenizer of transformers."""
+MAX_ROWS = 100_000
+"""Test rows of a table up to which scores are recorded unless `tracking.predictions` is given."""
 
 
 def write_partition(
@@ -89,6 +91,13 @@ def write_partition(
         figure = partition_figure(counts, title, partition.shift.groups, partition.names)
         figure.savefig(folder / "partition.png", dpi=100)
     return digest
+
+
+def recorded_rows(asked: bool | Literal["auto"], dataset: Dataset, partition: Partition) -> tuple[np.ndarray, ...]:
+    """Return the numbers of each client's test rows in the user's files; () if their scores are not recorded."""
+    if not (dataset.kind == "tables" and sum(map(len, partition.test)) <= MAX_ROWS if asked == "auto" else asked):
+        return ()
+    return partition.test if dataset.rows is None else tuple(dataset.rows[own] for own in partition.test)
 
 
 def read_encoder(folder: Path) -> Any:

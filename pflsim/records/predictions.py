@@ -18,12 +18,7 @@ from pflsim.types import EvalRow, TaskName
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from pflsim.data.dataset import Dataset
-    from pflsim.data.federated import Partition
-
 PREDICTIONS = "predictions.npz"
-MAX_ROWS = 100_000
-"""Test rows of a table up to which scores are recorded unless `tracking.predictions` is given."""
 Columns = Mapping[str, np.ndarray]
 """Columns [n], or several with one name [n, k]."""
 Predictions = Mapping[Literal["last", "best"], Columns]
@@ -35,13 +30,6 @@ def probabilities(task: TaskName, scores: Tensor) -> Tensor:
     if task == "classification":
         return scores.softmax(1)
     return scores.sigmoid() if task == "multilabel" else scores
-
-
-def recorded_rows(asked: bool | Literal["auto"], dataset: Dataset, partition: Partition) -> tuple[np.ndarray, ...]:
-    """Return the numbers of each client's test rows in the user's files; () if their scores are not recorded."""
-    if not (dataset.kind == "tables" and sum(map(len, partition.test)) <= MAX_ROWS if asked == "auto" else asked):
-        return ()
-    return partition.test if dataset.rows is None else tuple(dataset.rows[own] for own in partition.test)
 
 
 def updated(
@@ -58,7 +46,7 @@ def updated(
         before: those before it.
         round_number: the round.
         evaluations: its evaluations, with outcomes.
-        numbers: see `recorded_rows`.
+        numbers: see `pflsim.data.record.recorded_rows`.
         task: of the run.
         best: whether the round is the best one by validation so far.
     """
@@ -113,11 +101,12 @@ def read_predictions(folder: Path) -> DataFrame | None:
     Raises:
         SettingsError: the file cannot be read.
     """
-    from pandas import DataFrame, concat
-
-    path, parts = folder / PREDICTIONS, list[DataFrame]()
+    path = folder / PREDICTIONS
     if not path.is_file():
         return None
+    from pandas import DataFrame, concat
+
+    parts = list[DataFrame]()
     with reading(path, FORM):
         for when, own in from_bytes(path.read_bytes()).items():
             columns: dict[str, object] = {"when": when}

@@ -142,10 +142,10 @@ def _brier(scores: Tensor, p: Tensor, y: Tensor) -> Tensor:
 def _calibrated(fit: Callable[[np.ndarray, np.ndarray], float]) -> Callable[..., Any]:
     def calibrated(scores: Tensor, p: Tensor, y: Tensor) -> Any:
         """Return a coefficient of a logistic regression on the logit; None if one class is rare, or it separates."""
-        logits, y = (scores[:, 1].double() - scores[:, 0].double()).numpy(), y.numpy()
-        no, yes = logits[y == 0], logits[y == 1]
+        logits, classes = (scores[:, 1].double() - scores[:, 0].double()).numpy(), y.numpy()
+        no, yes = logits[classes == 0], logits[classes == 1]
         rare = min(len(no), len(yes)) < OF_EACH_CLASS
-        return None if rare or no.max() <= yes.min() or yes.max() <= no.min() else fit(logits, y)
+        return None if rare or no.max() <= yes.min() or yes.max() <= no.min() else fit(logits, classes)
 
     return calibrated
 

@@ -54,7 +54,7 @@ def test_scores_of_every_row_of_the_users_file(kind: str, metric: str, tmp_path:
 @pytest.mark.parametrize("asked", ["auto", True, False])
 def test_which_runs_have_them(asked: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By default tables with few test rows; the results are the same. A resumed run may change it."""
-    monkeypatch.setattr("pflsim.records.predictions.MAX_ROWS", 20)
+    monkeypatch.setattr("pflsim.data.record.MAX_ROWS", 20)
     settings, tracking = {**table(tmp_path / "t.csv", y="two"), "rounds": 1}, {"tracking": {"predictions": asked}}
     run = pflsim.run(**settings, **tracking, run_dir=tmp_path / "run")
     other = pflsim.run(**settings, tracking={"predictions": not asked}, run_dir=tmp_path / "other")
