@@ -86,8 +86,8 @@ class LoadedModel(nn.Module):
         Texts of categories that the training rows do not have are named on standard error; they count as none.
 
         Returns:
-            With the frame's index: the probability of each class and the class, or the value; the model, the name of
-            its client, and its round.
+            With the frame's index: the probability of each class and the class as text, or the value; the model, the
+            name of its client, and its round.
 
         Raises:
             SettingsError: a column is missing or has other cells, or the run has no table and no texts.
@@ -364,6 +364,11 @@ def _clients(text: str | None, saved: SavedModels) -> Sequence[int | str | None]
     if text in saved.names:
         return [text]
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts):
+    if not all(map(is_id, parts)):
         raise SettingsError(f"--client {text}: expected a number, several with commas, or all")
     return sorted({int(part) for part in parts})
+
+
+def is_id(text: str) -> bool:
+    """Return whether a text is the id of a client as ids are written: 7, but not 07, which may be a name."""
+    return text.isdecimal() and str(int(text)) == text

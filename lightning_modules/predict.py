@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lightning_modules.export import LoadedModel, SavedModels, choose_model
+from lightning_modules.export import LoadedModel, SavedModels, choose_model, is_id
 from pflsim.data.sources.cells import read_frame
 from pflsim.data.sources.frames import FORM
 from pflsim.errors import SettingsError, reading
@@ -32,13 +32,14 @@ def execute(given: argparse.Namespace) -> None:
     """
     doing(f"loading the model of {given.run}")
     model = _chosen(SavedModels(given.run, given.round, given.trusted), given.client, given.model)
-    inputs = getattr(model.encoder, "inputs", ())
+    inputs, numbers = getattr(model.encoder, "inputs", ()), {*getattr(model.encoder, "numbers", ())}
     with reading(given.table, FORM):
-        table = read_frame(str(given.table), getattr(model.encoder, "categories", inputs))
+        names = {*read_frame(str(given.table), inputs).columns}
+        table = read_frame(str(given.table), names - numbers)  # identifiers stay as they are written
     doing(f"predicting {len(table):,} rows")
     found, others = model.predict_frame(table), table.drop(columns=inputs)
     found = others.merge(found, left_index=True, right_index=True, suffixes=("", "_predicted"))
-    write_atomically(given.out, found.to_csv(index_label="row"))
+    write_atomically(given.out, found.to_csv(index_label="row" if "row" not in found else "row_predicted"))
     about = model.about
     whose = f"the {about['model']} model" + f" of {about['name']}" * bool(about["name"])
     print(f"{given.out}: {len(found):,} rows by {whose} ({about['method']}, round {about['round']})")
@@ -48,7 +49,7 @@ def _chosen(saved: SavedModels, client: str | None, model: ModelKind | None) -> 
     """Return the model of a client, or the global one, with a line that says so, of a client that the run lacks."""
     if client is None:
         return saved.load(None, model)
-    asked = int(client) if client.isdecimal() and client not in saved.names else client
+    asked = int(client) if is_id(client) and client not in saved.names else client
     try:
         saved.id_of(asked)
     except SettingsError as unknown:

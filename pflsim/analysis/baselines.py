@@ -80,7 +80,8 @@ class Baselines:
             parts = [own.split(split) for own in shards]
             x, y = (np.concatenate([getattr(part, key).numpy() for part in parts]) for key in ("x", "y"))
             rows[split] = Rows(x.astype(np.float64), y, np.repeat(np.arange(len(parts)), [*map(len, parts)]))
-        used = np.flatnonzero((np.array(names) != "") & (np.ptp(rows["train"].x, axis=0) > 0))
+        known = rows["train"].x[rows["train"].clients < trained]
+        used = np.flatnonzero((np.array(names) != "") & (np.ptp(known, axis=0) > 0))
         for split, own in rows.items():
             rows[split] = replace(own, x=own.x[:, used])
         classes = dataset.num_classes if dataset.task == "classification" else 0

@@ -49,7 +49,9 @@ the size of stacks (which change at most the last bits of a result), and what is
 
 SCORED = ["round", "model", "phase", "client"]
 """The columns that match rows of per_client.csv with those of predictions.npz."""
-UNSCORED = "its scores are recorded in the last and the best round only (tracking.predictions)"
+UNSCORED = (
+    "its scores are not recorded (tracking.predictions: those of clients that train, in the last and the best round)"
+)
 """Why an interval is missing."""
 FEDERATION = ("data", "shift", "partition", "split", "clients")
 """Settings that determine, with the seed, every client's examples. If groups share a seed, the hash decides."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from pflsim.config.components import TARGET
 from pflsim.config.compose import OWN_DEFAULTS, composed, config_folders, parse, sweep, to_settings
 from pflsim.config.names import written
 from pflsim.config.settings import Settings
+from pflsim.data.content import partition_hash
 from pflsim.display.identity import identity
 from pflsim.errors import RunError, SettingsError
 from pflsim.progress import doing
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 FEW, FOLDS = 20, 10
 """With at most so many clients, each is held out alone; else there are so many folds."""
+DATA = "data.txt"
+"""The hash of the partition without clients that are held out."""
 EXAMPLES = """examples:
   {program} leave-out method=fedavg data=table data.path=visits.csv data.label=died data.client=hospital --into out
   {program} leave-out method=fedavg,ditto seed=0,1 data=table ... 'eval.newcomer_rows=[20]' --slopes age --into out
@@ -62,6 +66,10 @@ def execute(options: argparse.Namespace) -> None:
         of_all(lambda run: prepare(run) and None, runs[: len(jobs)], [str(run.run_dir) for run in runs[: len(jobs)]])
     options.into.mkdir(parents=True, exist_ok=True)
     with run_lock(options.into):
+        digest, file = partition_hash(*data), options.into / DATA
+        if file.exists() and file.read_text() != digest:
+            raise SettingsError(f"{options.into} has results of other data; choose a new --into")
+        write_atomically(file, digest)
         failed = run_or_resume(left, runs[0].progress in ("auto", "live"))
         labels = dict(zip((str(run.run_dir) for run in runs), _labels(jobs) * (len(runs) // len(jobs)), strict=True))
         if models:
@@ -147,7 +155,11 @@ def _baselines(
         for model in models:
             wanted = {"baseline": model} | ({"slopes": [*slopes]} if model == "mixed" and slopes else {})
             there = [path.parent for path in folder.glob(f"*/{CONFIG}") if saved_config(path)["method"] == wanted]
-            fits = [path for path in there if is_complete(path)] or [*run_baselines(run, [model], slopes, folder)]
+            try:
+                fits = [path for path in there if is_complete(path)] or [*run_baselines(run, [model], slopes, folder)]
+            except RunError as error:
+                print(f"{model}, {fold}: {error}", file=sys.stderr)
+                continue
             done[str(fits[0])] = identity(MODELS[model]).display
         yield from done.items()
 

@@ -200,11 +200,15 @@ class Criterion(nn.Module):
 def firth_intercept(logits: np.ndarray, targets: np.ndarray) -> float:
     """Return the intercept that is added to given logits [n], with Firth's penalty: it exists for one class, too.
 
+    It is NaN if a logit is not finite.
+
     Firth (1993): the root of Σ (y − p + h (½ − p)), where h = p (1 − p) / Σ p (1 − p).
     """
     from scipy.optimize import brentq
     from scipy.special import expit
 
+    if not np.isfinite(logits).all():
+        return np.nan
     given = logits.clip(-30, 30)  # the products below are not 0
 
     def score(intercept: float) -> float:

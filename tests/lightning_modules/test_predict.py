@@ -99,7 +99,7 @@ def test_rows_of_the_run_are_predicted_as_in_the_run(kind: str, client: str, cop
 
 def test_a_client_that_the_run_does_not_have(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     expected = predictions()
-    for client in ("west", HOSPITALS[2], "7"):  # the second joined after the last round
+    for client in ("west", HOSPITALS[2], "7", "00"):  # the second joined after the last round
         capsys.readouterr()
         pd.testing.assert_frame_equal(predictions("--client", client), expected)
         assert "global" in capsys.readouterr().err and expected["client"].isna().all()
@@ -110,10 +110,13 @@ def test_a_client_that_the_run_does_not_have(copied: Path, capsys: pytest.Captur
 
 
 def test_new_tables(copied: Path, capsys: pytest.CaptureFixture[str], refused: Callable[..., str]) -> None:
-    new = visits().assign(sex="x", hospital="Bern")
+    ids = ["1001", "", *map(str, range(2**53 + 1, 2**53 + 89))]
+    new = visits().assign(sex="x", hospital="Bern", id=ids, mark=["1.50", "true", *["007"] * 88])
     new.to_csv("visits.csv", index=False)
     predictions("--client", "Bern")
     assert "sex x" in capsys.readouterr().err
+    written = pd.read_csv("predictions.csv", dtype=str, keep_default_na=False)
+    assert written["id"].tolist() == ids and written["mark"].tolist() == [*new["mark"]]
     new.drop(columns=["age", "sex"]).to_csv("visits.csv", index=False)
     said = refused("predict", "class", "visits.csv", "--client", "Bern")
     assert "'age'" in said and "'sex'" in said

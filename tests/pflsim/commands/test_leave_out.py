@@ -63,6 +63,9 @@ def test_each_client_is_held_out_once_and_the_same_command_continues(
     assert {path for path in before if after[path] != before[path]} == {gone / "metrics.jsonl"}
     assert (into / "leave-out.csv").read_bytes() == whole
     assert cli.main([*words, "lr=0.3"]) == 2 and "--into" in capsys.readouterr().err
+    table = tmp_path / "t.csv"
+    table.write_text(table.read_text().replace(",yes,", ",no,", 1))
+    assert cli.main(words) == 2 and "--into" in capsys.readouterr().err
 
 
 def test_a_mixed_model_is_updated_with_the_rows_that_a_newcomer_may_use(words: list[str], tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_the_constant_of_two_classes_has_firths_penalty(y: np.ndarray, loss: str
 
     assert constant(outputs) == pytest.approx(minimize_scalar(minus_likelihood).x, abs=1e-5)
     odds = (y.sum() + 0.5) / (len(y) - y.sum() + 0.5)
-    assert constant(0 * outputs) == pytest.approx(np.log(odds))
+    assert constant(0 * outputs) == pytest.approx(np.log(odds)) and np.isnan(constant(outputs * np.nan))
 
 
 def test_the_constant_of_values_is_the_mean_residual() -> None:
