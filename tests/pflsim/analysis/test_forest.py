@@ -41,7 +41,9 @@ def line(method: str, mean: float = 0.0, ends: Ends = None, level: Any = None, s
 
 
 def about(higher: bool = True) -> Any:
-    return SimpleNamespace(primary="accuracy", higher=higher, least=0.04, reference=SimpleNamespace(label="Local"))
+    return SimpleNamespace(
+        primary="accuracy", higher=higher, least=0.04, reference=SimpleNamespace(label="Local"), beside=(), baselines=()
+    )
 
 
 def plot(lines: Sequence[Row], width: int = 80, higher: bool = True) -> list[str]:
