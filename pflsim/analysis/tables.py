@@ -327,7 +327,7 @@ def notes(comparison: Comparison) -> Iterator[str]:
     yield "weighted mean: weighted by the clients' test examples"
     yield f"worst decile: mean {primary} of the 10% of clients with the {worst} {primary}"
     if others := ", ".join(map(in_text, comparison.metrics)):
-        yield f"{others}: mean over the same clients, on test data, in the same round"
+        yield f"{others}: mean over the clients for which it is defined, on test data, in the same round"
     yield "reported model: the method's choice; trained: after local training; received: as sent by the server"
     oracle = "; it is chosen on test data, so the result is too good" * (comparison.choice == "best_test_oracle")
     yield f"round: {CHOSEN[comparison.choice]} of each seed{oracle}"

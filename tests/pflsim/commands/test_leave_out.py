@@ -39,6 +39,7 @@ def test_each_client_is_held_out_once_and_the_same_command_continues(
     words += ["method=fedavg", "--into", str(into)]
     assert cli.main(words) == 0
     out = capsys.readouterr().out
+    assert out.startswith("4 runs")  # before the first one ends
     runs = [read_run(path) for path in sorted(into.glob("0*"))]
     assert [run.config["eval"]["holdout_clients"] for run in runs] == [["s0"], ["s1"], ["s2"], ["s3"]]
     found = pd.read_csv(into / "leave-out.csv")
