@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_modules.export import LoadedModel, SavedModels, choose_model, is_id
+from pflsim.config.names import close_to
 from pflsim.data.sources.cells import read_frame
 from pflsim.data.sources.frames import FORM
 from pflsim.errors import SettingsError, reading
@@ -41,7 +42,7 @@ def execute(given: argparse.Namespace) -> None:
     found = others.merge(found, left_index=True, right_index=True, suffixes=("", "_predicted"))
     write_atomically(given.out, found.to_csv(index_label="row" if "row" not in found else "row_predicted"))
     about = model.about
-    whose = f"the {about['model']} model" + f" of {about['name']}" * bool(about["name"])
+    whose = f"the {about['model']} model" + f" of client {about['name']}" * bool(about["name"])
     print(f"{given.out}: {len(found):,} rows by {whose} ({about['method']}, round {about['round']})")
 
 
@@ -59,6 +60,8 @@ def _chosen(saved: SavedModels, client: str | None, model: ModelKind | None) -> 
             found = saved.load()
         except SettingsError as error:
             raise SettingsError(f"{unknown}; {error}") from None
-        print(f"{unknown}; the global model predicts its rows", file=sys.stderr)
+        near = [] if client.isdecimal() else close_to(client, {*saved.names} - {client})
+        meant = f" (did you mean {' or '.join(near)}?)" if near else ""
+        print(f"the run has no model of client {client}{meant}; the global model predicts its rows", file=sys.stderr)
         return found
     return saved.load(asked, model)

@@ -12,7 +12,7 @@ def main() -> int:
         doing("starting")
         from pflsim.cli import run
 
-        doing("working")
+        doing("reading the settings")
         return run()
 
 

@@ -23,6 +23,7 @@ from pflsim.config.help import usage
 from pflsim.config.names import program
 from pflsim.config.settings import Settings
 from pflsim.errors import RunError, SettingsError
+from pflsim.progress import doing
 from pflsim.terminal.exit_status import exit_status
 
 RESUME = "resume="
@@ -88,6 +89,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _command(name: str, *words: str) -> int | None:
+    doing(f"importing the packages of {name}")
     module = importlib.import_module(COMMANDS[name])
     parser = _Parser(
         prog=f"{program()} {name}",

@@ -192,7 +192,8 @@ def means(comparison: Comparison) -> Table:
     def cell(own: Mapping[str, float], header: str, key: str) -> str:
         if header == interval:
             return bracketed(own.get(f"{key}_low"), own.get(f"{key}_high"))
-        return rounded(own[key]).replace("-", "−") if key in own else NONE
+        text = f"{own.get(key, 0):,.1f}".removesuffix(".0") if "left_out" in key else rounded(own.get(key, 0))
+        return text.replace("-", "−") if key in own else NONE
 
     cells = tuple(
         (row.label, *(cell(own, *column) for column in columns)) for row, own in zip(rows, found, strict=True)
@@ -226,7 +227,8 @@ def clients_table(comparison: Comparison) -> Table:
     notes = [
         f"{in_text(comparison.primary)} with its 95% interval, on the test rows of each client"
         + "; figures of several seeds are means over them" * (comparison.seeds > 1 and "seed" not in first),
-        "train, test: numbers of rows" + f"; positives: share of {values[-1]} in all rows" * ("positives" in first),
+        "train, test: numbers of rows; validation rows are in neither"
+        + f"; positives: share of {values[-1]} in all rows" * ("positives" in first),
         *reasons,
     ]
     lines = tuple((*head, *cells) for head, cells in zip(heads, own, strict=True))
@@ -325,7 +327,7 @@ def notes(comparison: Comparison) -> Iterator[str]:
     yield "weighted mean: weighted by the clients' test examples"
     yield f"worst decile: mean {primary} of the 10% of clients with the {worst} {primary}"
     if others := ", ".join(map(in_text, comparison.metrics)):
-        yield f"{others}: mean over the same clients, on test data, in the same round"
+        yield f"{others}: mean over the clients for which it is defined, on test data, in the same round"
     yield "reported model: the method's choice; trained: after local training; received: as sent by the server"
     oracle = "; it is chosen on test data, so the result is too good" * (comparison.choice == "best_test_oracle")
     yield f"round: {CHOSEN[comparison.choice]} of each seed{oracle}"

@@ -24,6 +24,7 @@ from pflsim.config.settings import Settings
 from pflsim.data.federate import load_federation
 from pflsim.data.federated import shard
 from pflsim.data.record import record_names, recorded_rows, write_partition
+from pflsim.display.identity import identity
 from pflsim.errors import SettingsError
 from pflsim.progress import doing
 from pflsim.records.environment import write_environment
@@ -68,7 +69,7 @@ def execute(options: argparse.Namespace) -> None:
     models, slopes = (list(filter(None, words.split(","))) for words in (options.models, options.slopes))
     values = parse(options.settings)
     check_options(models, slopes, values)
-    doing("reading the settings")
+    doing("importing PyTorch and reading the settings")
     runs = [to_settings(each) for each in configs(values, True, config_folders(options.config_dir))[1]]
     for settings in runs:
         _check_settings(settings, models)
@@ -165,7 +166,7 @@ def run_baselines(settings: Settings, models: Sequence[str], slopes: Sequence[st
             record = RoundRecord(1, tuple(range(trained)), (), {}, tuple(found), seconds, pooled=pooled)
             joined = NewcomerRecord(1, {row.client: 0 for row in new}, tuple(new), (), tuple(few))
             _write(folder, meta, record, joined, doubt)
-        print(f"{method} seed {settings.seed}: {result_line(folder)}", flush=True)
+        print(f"{identity(method).display} seed={settings.seed}: {result_line(folder)}", flush=True)
         yield folder
 
 

@@ -20,7 +20,7 @@ from pflsim.config.settings import Settings
 from pflsim.data.content import partition_hash
 from pflsim.display.identity import identity
 from pflsim.errors import RunError, SettingsError
-from pflsim.progress import doing
+from pflsim.progress import counted, doing
 from pflsim.records.files import write_atomically
 from pflsim.records.folder import CONFIG, is_complete, run_lock
 
@@ -57,7 +57,7 @@ def execute(options: argparse.Namespace) -> None:
     """Hold out each client once, and tell how well models work on clients that they do not know."""
     from pflsim.analysis.tables import drawn
 
-    doing("reading the settings")
+    doing("importing PyTorch and reading the settings")
     jobs, runs, data = runs_of(parse(options.settings), options.folds, options.into, config_folders(options.config_dir))
     models, slopes = _models(options, runs[0], *data), [*filter(None, options.slopes.split(","))]
     left = [run for run in runs if not is_complete(Path(str(run.run_dir)))]
@@ -171,7 +171,7 @@ def _results(folders: Mapping[Path, str]) -> DataFrame:
     from pflsim.analysis.runs import read_run
 
     found = [DataFrame()]
-    for folder, label in folders.items():
+    for folder, label in counted("reading runs", [*folders.items()]):
         run = read_run(folder)
         rows, stats = run.per_client().query("model == 'newcomer' and split == 'test' and total > 0"), run.stats("last")
         kept = rows[["seed", "name", "phase", "total", *(stats.metrics if stats else ())]]
@@ -192,7 +192,7 @@ def _table(found: Any, primary: str) -> Any:
         columns |= {f"recalibrated_{n}": f"recalibrated,\n{n} rows", f"trained_{n}": f"after\n{n} rows"}
     columns["trained"] = "after\nall rows"
     shown = [phase for phase in columns if phase in {*known["phase"]}]
-    every, rows = known["name"].nunique(), list[tuple[str, ...]]()
+    every, rows = found["name"].nunique(), list[tuple[str, ...]]()
     for method, own in known.groupby("method", sort=False):
         cells = [str(method)]
         for phase in shown:

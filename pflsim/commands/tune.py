@@ -116,9 +116,11 @@ def run_or_resume(runs: Sequence[Settings], live: bool) -> list[str]:
     """Run or resume each run, see `side_by_side`, and print a line when one ends; return why runs failed."""
     from pflsim.terminal.result import result_line
 
-    failed = list[str]()
+    failed, parallel = list[str](), parallel_runs(runs) if runs else 0
+    if runs and not live:
+        print(f"{len(runs)} runs, {parallel} at the same time; each prints a line when it ends", flush=True)
     with SweepTable(["run"] * len(runs), live) as table:
-        for number, reason in side_by_side(runs, parallel_runs(runs), table) if runs else ():
+        for number, reason in side_by_side(runs, parallel, table) if runs else ():
             folder = Path(str(runs[number].run_dir))
             print(f"{folder.name}: {reason or result_line(folder)}", flush=True)
             failed += [f"{folder}: {reason}"] if reason else []

@@ -129,6 +129,8 @@ def targets_of(node: Mapping[str, Any], component: str = "component") -> dict[st
     Raises:
         SettingsError: a target is missing, or settings are inside `client` or `server`.
     """
+    if component == "method" and "baseline" in node:
+        raise SettingsError("it is of a regression of pflsim baselines, whose model is not saved")
     sides = [node.get(side) for side in SIDES] if component == "method" else [node]
     if not all(isinstance(side, Mapping) and TARGET in side for side in sides):
         wanted = "client._target_ and server._target_" if component == "method" else "_target_"

@@ -99,10 +99,12 @@ def test_rows_of_the_run_are_predicted_as_in_the_run(kind: str, client: str, cop
 
 def test_a_client_that_the_run_does_not_have(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     expected = predictions()
-    for client in ("west", HOSPITALS[2], "7", "00"):  # the second joined after the last round
+    for client in ("west", HOSPITALS[2], "7", "00", "Olso"):  # the second joined after the last round
         capsys.readouterr()
         pd.testing.assert_frame_equal(predictions("--client", client), expected)
-        assert "global" in capsys.readouterr().err and expected["client"].isna().all()
+        said = capsys.readouterr().err
+        assert "global" in said and client in said and expected["client"].isna().all()
+        assert [name for name in HOSPITALS if name in said.replace(client, "")] == ["Oslo"] * (client == "Olso")
     for words in (["class", "--model", "personal"], ["value"]):
         assert main(["predict", words[0], "visits.csv", "--client", "Olso", *words[1:]]) == 2
         said = capsys.readouterr().err

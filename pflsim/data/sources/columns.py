@@ -243,7 +243,8 @@ def _about_inputs(inputs: Sequence[Column]) -> Iterator[tuple[str, str]]:
     categories = [f"{column.name} {len(column.counts)}" for column in inputs if not column.is_number]
     for kind, names in {"numbers": numbers, "categories": categories}.items():
         yield kind, f"{len(names)}: {', '.join(names)}" if names else "none"
-    if gaps := [f"{column.name} {column.missing:,}" for column in inputs if column.missing]:
+    most = sorted(inputs, key=lambda column: -column.missing)  # a line can have no room for all
+    if gaps := [f"{column.name} {column.missing:,}" for column in most if column.missing]:
         yield "missing cells", f"{', '.join(gaps)}: filled with the mean or the most frequent value"
 
 

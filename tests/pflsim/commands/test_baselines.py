@@ -46,7 +46,7 @@ def asked(words: list[str], **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("label", ["value", "two", "three"])
-def test_baselines_have_the_rows_and_metrics_of_runs_and_no_test(label: str, tmp_path: Path) -> None:
+def test_baselines_have_the_rows_and_metrics_of_runs_and_no_test(label: str, tmp_path: Path, capfd: Any) -> None:
     words = table(tmp_path / "t.csv", label)
     models = "pooled,local" if label == "three" else "pooled,local,mixed"
     seeds = (0, 1) if label == "two" else (0,)
@@ -71,6 +71,8 @@ def test_baselines_have_the_rows_and_metrics_of_runs_and_no_test(label: str, tmp
         if label != "value":
             right = scored[0].filter(like="score_").to_numpy().argmax(1) == scored[0]["target"]
             assert right.groupby(scored[0]["client"]).sum().tolist() == run.counts(1)["correct"].tolist()
+    assert cli.main(["predict", str(folders[0]), str(tmp_path / "t.csv")]) == 2
+    assert "pflsim baselines" in capfd.readouterr().err
 
     (alone,) = compare_sets(runs)
     (both,) = compare_sets([*beside, *runs])

@@ -13,6 +13,7 @@ from pflsim import cli
 from pflsim.analysis.mixed_models import fit_logistic_mixed
 from pflsim.analysis.runs import read_run
 from pflsim.commands import tune
+from pflsim.commands.leave_out import _table
 from pflsim.data.federate import load_federation
 from pflsim.records.saved_settings import saved_settings
 from pflsim.seeding import newcomer_rows
@@ -38,6 +39,7 @@ def test_each_client_is_held_out_once_and_the_same_command_continues(
     words += ["method=fedavg", "--into", str(into)]
     assert cli.main(words) == 0
     out = capsys.readouterr().out
+    assert out.startswith("4 runs")  # before the first one ends
     runs = [read_run(path) for path in sorted(into.glob("0*"))]
     assert [run.config["eval"]["holdout_clients"] for run in runs] == [["s0"], ["s1"], ["s2"], ["s3"]]
     found = pd.read_csv(into / "leave-out.csv")
@@ -104,3 +106,10 @@ def test_a_mixed_model_is_updated_with_the_rows_that_a_newcomer_may_use(words: l
 def test_refusals(more: list[str], named: str, words: list[str], tmp_path: Path, capsys: Any) -> None:
     assert cli.main([*words, "method=fedavg", *more, "--into", str(tmp_path / "out")]) == 2
     assert named in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_clients_for_which_the_metric_is_not_defined_are_not_counted() -> None:
+    clients = [("s0", 0.5), ("s1", 0.7), ("s2", np.nan)]
+    frame = pd.DataFrame(clients, columns=["name", "auroc"]).assign(seed=0, phase="received", method="FedAvg")
+    table = _table(frame, "auroc")
+    assert table.rows == (("FedAvg", "0.600 (2)"),) and " 3 clients" in table.notes[0]

@@ -249,6 +249,12 @@ def test_what_only_test_rows_have_is_named() -> None:
     assert any("labels are -99" in note for note in read(BASE.assign(y=[-99, 1, 2, 1, 2] * (N // 5))).notes)
 
 
+def test_columns_with_most_missing_cells_come_first() -> None:
+    frame = BASE.copy()
+    frame.loc[:1, "a"], frame.loc[:8, "b"] = np.nan, np.nan
+    assert dict(read(frame).card.lines)["missing cells"].startswith("b 9, a 2")
+
+
 @pytest.mark.parametrize(("separator", "decimal"), [(";", ","), (";", "."), ("\t", "."), (",", ".")])
 @pytest.mark.parametrize(("encoding", "path"), [("utf-8", "t.csv"), ("utf-8-sig", "t.csv"), ("utf-8", "t.csv.gz")])
 def test_separators_and_decimal_marks(separator: str, decimal: str, encoding: str, path: str) -> None:
