@@ -129,7 +129,7 @@ def targets_of(node: Mapping[str, Any], component: str = "component") -> dict[st
     Raises:
         SettingsError: a target is missing, or settings are inside `client` or `server`.
     """
-    if component == "method" and "baseline" in node:
+    if component == "method" and "baseline" in node and not node.keys() - {"baseline", "slopes"}:
         raise SettingsError("it is of a regression of pflsim baselines, whose model is not saved")
     sides = [node.get(side) for side in SIDES] if component == "method" else [node]
     if not all(isinstance(side, Mapping) and TARGET in side for side in sides):

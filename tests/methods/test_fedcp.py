@@ -126,6 +126,7 @@ def test_the_first_step_of_a_round_does_not_depend_on_the_penalty(model: Any) ->
 
 
 def test_noise_in_training_only() -> None:
+    torch.manual_seed(0)
     w = fedcp(gumbel=True)
     module, _ = client(w)
     x, y = torch.rand(4, 1, 4, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 0])

@@ -9,7 +9,7 @@ import pytest
 from pflsim.config.compose import CONFIGS
 from pflsim.display.identity import DASHES, MARKS, OWN, identity, listed_identities
 
-with warnings.catch_warnings():
+with warnings.catch_warnings(), np.printoptions():  # colour sets options that change the digits of CSV files
     warnings.simplefilter("ignore")
     from colour.models import eotf_sRGB
 
