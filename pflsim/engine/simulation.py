@@ -1,6 +1,7 @@
 """The rounds of a run: the only module that knows the order of events."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -237,7 +238,8 @@ class Simulation(Generic[Handle]):
         score = validation_score(record.evaluations, self.plan.meta.reported, self.plan.meta.measures)
         seconds, staged, best, plan = dict(record.seconds), None, False, self.plan
         if score is not None:
-            best = all(score > other for number, other in self._scores.items() if number < record.round)
+            before = (each for number, each in self._scores.items() if number < record.round and not math.isnan(each))
+            best = score > max(before, default=-math.inf)
             self._scores[record.round] = score
         rows, numbers = record.evaluations, plan.recorded_rows
         predictions = updated(self._predictions, record.round, rows, numbers, plan.meta.task, best)

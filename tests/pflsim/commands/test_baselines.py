@@ -117,6 +117,15 @@ def test_runs_are_beside_baselines_however_often_they_are_evaluated(first: str, 
     assert not any(each.objections or each.missing for each in sets)
 
 
+def test_a_column_that_varies_at_a_new_client_only_is_no_input(tmp_path: Path) -> None:
+    words, path = table(tmp_path / "t.csv", "value"), tmp_path / "t.csv"
+    frame = pd.read_csv(path)
+    held = frame["site"] == max(frame["site"])
+    frame.assign(c=np.where(held, np.arange(len(frame)), 0)).to_csv(path, index=False)
+    more = ["--models", "mixed", "--into", str(tmp_path / "runs")]
+    assert cli.main(["baselines", *words, f"eval.holdout_clients=[{max(frame['site'])}]", *more]) == 0
+
+
 def test_values_are_those_of_statsmodels_and_scikit_learn_also_for_a_new_client(tmp_path: Path) -> None:
     formulas = pytest.importorskip("statsmodels.formula.api")
     words, last = table(tmp_path / "t.csv", "value"), 5

@@ -67,6 +67,13 @@ def test_which_runs_have_them(asked: Any, tmp_path: Path, monkeypatch: pytest.Mo
             run.predictions()
 
 
+def test_a_round_without_a_score_is_not_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = iter([float("nan"), 0.5, 0.4, float("nan")])
+    monkeypatch.setattr("pflsim.engine.simulation.validation_score", lambda *_: next(scores))
+    frame = pflsim.run(**table(tmp_path / "t.csv", y="two"), run_dir=tmp_path / "run").predictions()
+    assert {*frame[frame["when"] == "best"]["round"]} == {2}
+
+
 def interrupted(simulation: Simulation[Any]) -> None:
     raise KeyboardInterrupt
 
