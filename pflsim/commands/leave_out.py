@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -73,7 +72,7 @@ def execute(options: argparse.Namespace) -> None:
         failed = run_or_resume(left, runs[0].progress in ("auto", "live"))
         labels = dict(zip((str(run.run_dir) for run in runs), _labels(jobs) * (len(runs) // len(jobs)), strict=True))
         if models:
-            labels |= _baselines(runs, models, slopes, options.into)
+            labels |= _baselines(runs, models, slopes, options.into, failed)
         found = _results({Path(folder): label for folder, label in labels.items() if is_complete(Path(folder))})
         if len(found):
             table = _table(found, found["primary"].iloc[0])
@@ -143,9 +142,12 @@ def _labels(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _baselines(
-    runs: Sequence[Settings], models: Sequence[str], slopes: Sequence[str], into: Path
+    runs: Sequence[Settings], models: Sequence[str], slopes: Sequence[str], into: Path, failed: list[str]
 ) -> Iterator[tuple[str, str]]:
-    """Fit the baselines of each seed and fold that are not there yet; yield the folders of all, and their labels."""
+    """Fit the baselines of each seed and fold that are not there yet; yield the folders of all, and their labels.
+
+    Why one cannot be fitted is added to `failed`.
+    """
     from pflsim.commands.baselines import MODELS, run_baselines
     from pflsim.records.older_settings import saved_config
 
@@ -158,7 +160,7 @@ def _baselines(
             try:
                 fits = [path for path in there if is_complete(path)] or [*run_baselines(run, [model], slopes, folder)]
             except RunError as error:
-                print(f"{model}, {fold}: {error}", file=sys.stderr)
+                failed.append(f"{folder}: {error}")
                 continue
             done[str(fits[0])] = identity(MODELS[model]).display
         yield from done.items()
