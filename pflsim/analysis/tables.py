@@ -18,8 +18,8 @@ from rich.console import Console
 from tabulate import LATEX_ESCAPE_RULES, tabulate
 
 from pflsim.analysis.clients import (
+    all_intervals,
     bracketed,
-    client_intervals,
     client_keys,
     client_records,
     interval_texts,
@@ -216,7 +216,7 @@ FIRST: dict[str, Callable[[Any], str]] = {
 
 def clients_table(comparison: Comparison) -> Table:
     """Return a table with one line per client: its rows, and its result with each method."""
-    intervals = client_intervals(comparison)
+    intervals = all_intervals(comparison)
     texts, reasons = interval_texts(intervals)
     known = client_records(comparison, intervals)
     first = {key: text for key, text in FIRST.items() if any(record.get(key) is not None for record in known)}
@@ -408,7 +408,7 @@ def render(
         clients: write the table of clients instead of those of the groups.
     """
     if clients and kind == "csv":
-        return as_csv([record for each in comparisons for record in client_records(each, client_intervals(each))])
+        return as_csv([record for each in comparisons for record in client_records(each, all_intervals(each))])
     if clients:
         return "\n\n\n".join(drawn([clients_table(each)], kind) for each in comparisons)
     if kind == "csv":
@@ -528,7 +528,7 @@ class Comparisons(tuple[Comparison, ...]):
         """Return a row per client: its rows, and its result with each group of runs and the 95% interval."""
         from pandas import DataFrame
 
-        return DataFrame([record for each in self for record in client_records(each, client_intervals(each))])
+        return DataFrame([record for each in self for record in client_records(each, all_intervals(each))])
 
     def save(self, path: str | Path, clients: bool = False) -> Path:
         """Write the tables to a file and return its path.
