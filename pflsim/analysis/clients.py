@@ -44,9 +44,7 @@ def over_clients(row: Row) -> Mapping[str, float]:
             if ends := pooled_interval(metric, scores):
                 own |= {f"pooled_{metric}_low": ends[0], f"pooled_{metric}_high": ends[1]}
         each.append(own)
-    return (
-        {name: fmean(own[name] for own in each) for name in each[0] if all(name in own for own in each)} if each else {}
-    )
+    return {name: fmean(own[name] for own in each) for name in (each or [{}])[0] if all(name in own for own in each)}
 
 
 def all_intervals(comparison: Comparison) -> dict[str, DataFrame]:

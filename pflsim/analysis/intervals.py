@@ -234,7 +234,6 @@ def cluster_bootstrap(clients: np.ndarray, statistic: Statistic) -> tuple[float,
     names, found = np.unique(clients, return_inverse=True)
     drawn = np.random.default_rng(0).multinomial(len(names), np.full(len(names), 1 / len(names)), RESAMPLES)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        low, high = np.nanquantile(
-            [statistic(counts[found]) for counts in drawn.astype(float)], (ALPHA / 2, 1 - ALPHA / 2)
-        )
+        values = [statistic(counts[found]) for counts in drawn.astype(float)]
+        low, high = np.nanquantile(values, (ALPHA / 2, 1 - ALPHA / 2))
     return float(low), float(high)

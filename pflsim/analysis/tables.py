@@ -17,14 +17,7 @@ import tabulate as tabulate_module
 from rich.console import Console
 from tabulate import LATEX_ESCAPE_RULES, tabulate
 
-from pflsim.analysis.clients import (
-    all_intervals,
-    bracketed,
-    client_keys,
-    client_records,
-    interval_texts,
-    over_clients,
-)
+from pflsim.analysis.clients import all_intervals, bracketed, client_keys, client_records, interval_texts, over_clients
 from pflsim.analysis.comparison import Comparison, Row, Spread
 from pflsim.analysis.differences import Difference, Family
 from pflsim.analysis.forest import as_text
@@ -71,14 +64,9 @@ def tables(comparison: Comparison, plot: str = "") -> list[Table]:
 
     Clients with names have a table of means over them, see `means`.
     """
-    found = [
-        figures(comparison, plot),
-        *(paired(comparison, each) for each in comparison.families if comparison.paired),
-    ]
-    return [
-        *found,
-        *([means(comparison)] if has_means(comparison) and comparison.runs[0].partition.get("names") else []),
-    ]
+    named = has_means(comparison) and comparison.runs[0].partition.get("names")
+    differences = [paired(comparison, each) for each in comparison.families if comparison.paired]
+    return [figures(comparison, plot), *differences, *([means(comparison)] if named else [])]
 
 
 def figures(comparison: Comparison, plot: str = "") -> Table:
@@ -180,11 +168,8 @@ def means(comparison: Comparison) -> Table:
     found = [{key: spread.mean for key, spread in row.figures.items()} | dict(over_clients(row)) for row in rows]
     columns = [(f"mean\n{primary}", "mean"), ("weighted\nmean", "weighted_mean")]
     columns += [("random-\neffects", "random_effects_mean"), (interval, "random_effects")]
-    columns += [
-        ("τ²", "random_effects_tau2"),
-        ("I²", "random_effects_i2"),
-        ("clients\nleft out", "random_effects_left_out"),
-    ]
+    columns += [("τ²", "random_effects_tau2"), ("I²", "random_effects_i2")]
+    columns += [("clients\nleft out", "random_effects_left_out")]
     for name in (f"pooled_{name}" for name in POOLED if any(f"pooled_{name}" in own for own in found)):
         metric = in_text(name.removeprefix("pooled_")).replace(" ", "\n")
         columns += [(f"{metric},\nall rows", name), (interval, name)]
@@ -194,9 +179,8 @@ def means(comparison: Comparison) -> Table:
             return bracketed(own.get(f"{key}_low"), own.get(f"{key}_high"))
         return rounded(own[key]).replace("-", "−") if key in own else NONE
 
-    cells = tuple(
-        (row.label, *(cell(own, *column) for column in columns)) for row, own in zip(rows, found, strict=True)
-    )
+    pairs = zip(rows, found, strict=True)
+    cells = tuple((row.label, *(cell(own, *column) for column in columns)) for row, own in pairs)
     scale = "logarithm" if comparison.primary == "rmse" else "logit"
     notes = [
         f"random-effects: mean {primary} over clients by DerSimonian and Laird, on the scale of the {scale} (as τ²), "
