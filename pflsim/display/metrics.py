@@ -7,7 +7,7 @@ from pflsim.display.formats import NONE
 
 UNDIRECTED = ("calibration_slope", "calibration_intercept")
 """Metrics of which neither higher nor lower values are better: they cannot be primary."""
-SHARES = ("sensitivity", "specificity", "ppv", "npv")
+SHARES: tuple[str, ...] = ("sensitivity", "specificity", "ppv", "npv")
 """Shares of the positives, of the negatives, and of those predicted as such, that are predicted right."""
 THRESHOLD = "threshold"
 """The probability from which on class 1 is predicted, in records."""
