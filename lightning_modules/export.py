@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import logging
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, redirect_stderr
@@ -33,6 +34,7 @@ from pflsim.errors import SettingsError, reading
 from pflsim.messages import Message
 from pflsim.params import load, load_state
 from pflsim.records.checkpoint_read import choose_checkpoint, fitting, from_containers, name_of
+from pflsim.records.evaluation import Scope
 from pflsim.records.files import read_json, write_atomically
 from pflsim.records.saved_settings import saved_settings
 from pflsim.records.trace import write_tensors
@@ -40,6 +42,7 @@ from pflsim.seeding import seeded_global
 from pflsim.servers.base import ServerRule
 from pflsim.tasks.metrics import predicted_classes, probabilities
 from pflsim.tasks.task import Task
+from pflsim.tasks.thresholds import of_class_1
 from pflsim.types import ModelKind
 
 if TYPE_CHECKING:
@@ -109,8 +112,17 @@ class LoadedModel(nn.Module):
         return found.assign(model=self.about["model"], client=self.about["name"], round=self.about["round"])
 
     def decide(self, scores: Tensor) -> Tensor:
-        """Return the classes [n] that scores [n, C] stand for; −1 where scores are not finite."""
-        return predicted_classes(scores)
+        """Return the classes [n] that scores [n, C] stand for, by the threshold; −1 where scores are not finite.
+
+        Raises:
+            SettingsError: the run chooses thresholds, but has none of this round.
+        """
+        threshold = self.about["threshold"]
+        if threshold is None:
+            return predicted_classes(scores)
+        if math.isnan(threshold):
+            raise SettingsError(f"no threshold was chosen in round {self.about['round']}: choose another with --round")
+        return (of_class_1(scores) >= threshold).long().masked_fill_(~scores.isfinite().all(1), -1)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write a model of transformers or PEFT in its library's format; with `lora`, write the adapters and the head.
@@ -153,7 +165,8 @@ class SavedModels:
             self._read(folder, round_name)
 
     def _read(self, folder: Path, round_name: str | None) -> None:
-        best = read_run(folder).at("best_val")
+        self._run = read_run(folder)
+        best = self._run.at("best_val")
         self.settings = saved_settings(folder, ("method", "model"))
         self.clients = self.settings.trained
         self.method = component_name(self.settings, "method")
@@ -228,11 +241,13 @@ class SavedModels:
                 module.receive(self._downlinks[client])  # type: ignore[index]
             if client is not None and module.adapts(which):
                 self._load_adapted(module, client, which)
+        number, scope = self.checkpoint.round, Scope(which, "test", phase)
+        threshold = self._run.threshold(number, client, scope) if self.settings.eval.sensitivity else None
         about = {
-            "method": self.method, "client": client, "round": self.checkpoint.round, "model": which, "phase": phase,
+            "method": self.method, "client": client, "round": number, "model": which, "phase": phase,
             **{key: self.checkpoint.header.get(key) for key in ("data", "partition_hash", "seed")},
             "net": component_name(self.settings, "model"), "classes": self._classes, **self._inputs,
-            "name": "" if client is None else self.names[client], "values": self._values,
+            "name": "" if client is None else self.names[client], "values": self._values, "threshold": threshold,
         }  # fmt: skip
         return LoadedModel(module, which == "global", about, self._encoder).eval()
 

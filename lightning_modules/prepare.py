@@ -170,8 +170,9 @@ def _plan(
     settings: Settings, partition: Partition, module: ClientModule, meta: RunMeta, rule: ServerRule[Any], clients: int
 ) -> RunPlan:
     splits: tuple[Split, ...] = ("test", "val") if any(map(len, partition.val)) else ("test",)
-    patience, best = settings.stop.patience, settings.checkpoint.best
+    patience, best, chosen = settings.stop.patience, settings.checkpoint.best, settings.eval.sensitivity
     needs = f"stop.patience={patience}" if patience else "checkpoint.best=true" if best else ""
+    needs = f"eval.threshold={settings.eval.threshold}" if chosen else needs
     if needs and not any(map(len, partition.val[:clients])):
         raise SettingsError(f"{needs} needs validation examples, and no client has any: set split.validation above 0")
     cohorts = tuple(

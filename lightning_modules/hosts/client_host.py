@@ -320,7 +320,7 @@ class ClientHost:
             EvalRow(client, split, request.model, request.phase, int(right) if classes else None, size, loss)
             for client, (right, loss), size in zip(clients, counts, sizes, strict=True)
         ]
-        confuse, pool = classes and request.confusion and split == "test", request.pooled and split == "test"
+        confuse, pool = classes and request.confusion and split == "test", split in request.pooled
         if scores is None or not (metrics or confuse or request.pooled):
             return rows
         scores, targets = scores.cpu(), targets.cpu()

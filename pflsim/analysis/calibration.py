@@ -42,16 +42,12 @@ class Calibration(NamedTuple):
 
 def calibrations(comparison: Comparison) -> tuple[dict[str, Calibration], list[str]]:
     """Return the calibration of groups and baselines by label, in the chosen round, and a line for each lack of one."""
-    found, lacking = dict[str, Calibration](), list[tuple[str, str]]()
     if not second_class(comparison):
-        return found, ["calibration is of two classes"]
-    for row in shown(comparison):
-        own = calibration(row.group, comparison.choice)
-        if isinstance(own, Calibration):
-            found[row.label] = own
-        else:
-            lacking.append((own, row.label))
-    return found, [f"no calibration of {listed(labels)}: {why}" for why, labels in grouped(lacking).items()]
+        return {}, ["calibration is of two classes"]
+    each = {row.label: calibration(row.group, comparison.choice) for row in shown(comparison)}
+    lacking = grouped((own, label) for label, own in each.items() if isinstance(own, str))
+    found = {label: own for label, own in each.items() if isinstance(own, Calibration)}
+    return found, [f"no calibration of {listed(labels)}: {why}" for why, labels in lacking.items()]
 
 
 def shown(comparison: Comparison) -> list[Row]:

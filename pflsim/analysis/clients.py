@@ -15,10 +15,9 @@ from pflsim.analysis.comparison import Comparison, Row
 from pflsim.analysis.differences import same_clients
 from pflsim.analysis.intervals import METRICS, POOLED, pooled_interval, random_effects_mean, with_interval
 from pflsim.analysis.runs import Run
-from pflsim.display.formats import NONE
-from pflsim.display.metrics import rounded
+from pflsim.display.formats import NONE, in_text
+from pflsim.display.metrics import SHARES, THRESHOLD, rounded
 from pflsim.progress import doing
-from pflsim.records.evaluation import Scope
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -45,13 +44,17 @@ def over_clients(row: Row) -> Mapping[str, float]:
             if ends := pooled_interval(metric, scores):
                 own |= {f"pooled_{metric}_low": ends[0], f"pooled_{metric}_high": ends[1]}
         each.append(own)
-    return (
-        {name: fmean(own[name] for own in each) for name in each[0] if all(name in own for own in each)} if each else {}
-    )
+    return {name: fmean(own[name] for own in each) for name in (each or [{}])[0] if all(name in own for own in each)}
 
 
-def client_intervals(comparison: Comparison, same: bool | None = None) -> dict[str, DataFrame]:
-    """Return value, low, high and why of the primary metric by seed and client, of each row and baseline by its label.
+def all_intervals(comparison: Comparison) -> dict[str, DataFrame]:
+    """Return `client_intervals` of the primary metric by label, and those of `SHARES`, by `LABEL sensitivity`, …."""
+    found = {metric: client_intervals(comparison, metric=metric) for metric in ("", *SHARES)}
+    return {f"{label} {in_text(m)}".strip(): own for m, each in found.items() for label, own in each.items()}
+
+
+def client_intervals(comparison: Comparison, same: bool | None = None, metric: str = "") -> dict[str, DataFrame]:
+    """Return value, low, high and why of a metric by seed and client, of each row and baseline by its label.
 
     Clients that are the same in every seed have the number 0 as their seed, and means over the seeds: of values, and of
     variances, which are not divided by the number of seeds, because the same rows return.
@@ -59,27 +62,28 @@ def client_intervals(comparison: Comparison, same: bool | None = None) -> dict[s
     Args:
         comparison: the groups.
         same: whether they are the same; None: find out.
+        metric: one of `SHARES`, of the rows with a threshold; "": the primary one.
     """
     from pandas import concat
 
     same = comparison.seeds > 1 and same_clients(comparison.runs) if same is None else same
     found: dict[str, DataFrame] = {}
     for row in (row for row in (*comparison.rows, *comparison.baselines) if row.rounds):
+        if metric and THRESHOLD not in row.metrics:
+            continue
         doing(f"intervals of {row.label}")
-        each = {run.seed: _estimates(run, n, row.scope) for run, n in zip(row.group.runs, row.rounds, strict=True)}
+        each: dict[int, DataFrame] = {}
+        for run, number in zip(row.group.runs, row.rounds, strict=True):
+            rows = run.counts(number, row.scope).reset_index()
+            each[run.seed] = run.estimates(metric or run.primary, rows).set_index(rows["client"])
         table = concat(each)
         if same:
             seeds = table.groupby(level=1)
             unknown = seeds["variance"].agg(lambda each: each.isna().any())
             over: Any = seeds[["value", "variance", "n"]].mean()
             table = concat([over.assign(variance=over["variance"].mask(unknown), why=seeds["why"].max())], keys=[0])
-        found[row.label] = with_interval(comparison.primary, table)
+        found[row.label] = with_interval(metric or comparison.primary, table)
     return found
-
-
-def _estimates(run: Run, number: int, scope: Scope) -> DataFrame:
-    rows = run.counts(number, scope).reset_index()
-    return run.estimates(run.primary, rows).set_index(rows["client"])
 
 
 def client_keys(intervals: Mapping[str, DataFrame]) -> list[tuple[int, int]]:

@@ -29,16 +29,12 @@ tables of its own. Other settings may differ (rounds, lr, model, ...); the label
 def options(add: Add) -> None:
     """Add the options of the command."""
     of_groups(add)
-    new = (
-        "judge the clients that joined after the last round (eval.holdout_clients): new_received, new_trained, or with"
-    )
-    add("--set", metavar="SET", help=f"{new} eval.newcomer_rows new_received_all, new_trained_N, new_recalibrated_N")
+    new = "judge the clients that joined after the last round (eval.holdout_clients): new_received, new_trained, or"
+    more = "with eval.newcomer_rows new_received_all, new_trained_N, new_recalibrated_N"
+    add("--set", metavar="SET", help=f"{new} {more}")
     add("--target", type=float, metavar="ACC", help="accuracy to reach; default: the highest that every run reaches")
-    add(
-        "--clients",
-        action="store_true",
-        help="a table of clients: their rows, and each method's result with its interval",
-    )
+    rows = "a table of clients: their rows, and each method's result with its interval"
+    add("--clients", action="store_true", help=rows)
     add("--format", choices=["text", "markdown", "latex", "csv"], help="default: the suffix of --out, else text")
     add("--out", type=Path, metavar="FILE", help="write to a file (.txt, .md, .tex, .csv) instead of standard output")
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pflsim.display.metrics import SHARES
+
 if TYPE_CHECKING:
     from pandas import DataFrame
 
@@ -20,8 +22,10 @@ ALPHA = 0.05
 LEAST = 5
 """The least number of rows, and of rows of each class, of a client whose RMSE or AUROC has an interval."""
 RESAMPLES = 1999
-PROPORTIONS = ("accuracy", "top_k_accuracy")
+OF_ROWS = ("accuracy", "top_k_accuracy")
 """Metrics that are shares of a client's rows."""
+PROPORTIONS = (*OF_ROWS, *SHARES)
+"""Metrics that are shares."""
 STEPS, TOLERANCE, TINY = 25, 1e-6, 1e-300
 """Newton steps, the largest one at which they have converged, and the least probability."""
 Z = NormalDist().inv_cdf(1 - ALPHA / 2)
@@ -71,7 +75,7 @@ def _rmse_variance(values: np.ndarray, targets: np.ndarray) -> tuple[float, str]
 
 VARIANCES = {"auroc": _auroc_variance, "rmse": _rmse_variance}
 """Functions of the scores and targets of a client's rows, which return a variance, or NaN and why there is none."""
-METRICS = (*PROPORTIONS, *VARIANCES)
+METRICS = (*OF_ROWS, *VARIANCES)
 """Metrics that have intervals of clients."""
 
 
@@ -230,7 +234,6 @@ def cluster_bootstrap(clients: np.ndarray, statistic: Statistic) -> tuple[float,
     names, found = np.unique(clients, return_inverse=True)
     drawn = np.random.default_rng(0).multinomial(len(names), np.full(len(names), 1 / len(names)), RESAMPLES)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        low, high = np.nanquantile(
-            [statistic(counts[found]) for counts in drawn.astype(float)], (ALPHA / 2, 1 - ALPHA / 2)
-        )
+        values = [statistic(counts[found]) for counts in drawn.astype(float)]
+        low, high = np.nanquantile(values, (ALPHA / 2, 1 - ALPHA / 2))
     return float(low), float(high)

@@ -12,11 +12,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, cast
 
+import numpy as np
+
 from pflsim.config.components import COMPONENTS
 from pflsim.config.names import nearest
 from pflsim.config.settings import Eval, Settings, dotted
 from pflsim.display.formats import Choice
 from pflsim.display.identity import is_baseline
+from pflsim.display.metrics import SHARES, THRESHOLD
 from pflsim.errors import SettingsError, reading
 from pflsim.records.environment import read_environment, read_sessions
 from pflsim.records.evaluation import Evaluation, Scope, evaluation
@@ -42,13 +45,14 @@ IGNORED = (
     "seed", "names", "run_dir", "data.root", "data.path", "data.test", "data.download",
     "executor", "ray_address", "placement", "lockstep_clients", "on_client_error", "checkpoint", "trace", "tracking",
     "progress", "sweep",
-    "eval.batch_size", "eval.models", "eval.received", "eval.metrics", "eval.newcomer_rows",
+    "eval.batch_size", "eval.models", "eval.received", "eval.metrics", "eval.newcomer_rows", "eval.threshold",
 )  # fmt: skip
 """Settings that two runs of one experiment may differ in: the seed, names and paths, the executor, its placement and
 the size of stacks (which change at most the last bits of a result), and what is recorded."""
 
 SCORED = ["round", "model", "phase", "client"]
 """The columns that match rows of per_client.csv with those of predictions.npz."""
+NO_SHARE = "it is a share of no rows, or no threshold was chosen"
 UNSCORED = (
     "its scores are not recorded (tracking.predictions: those of clients that train, in the last and the best round)"
 )
@@ -170,7 +174,8 @@ class Run:
         from pflsim.analysis.intervals import METRICS, VARIANCES, with_interval
 
         found = self._described(self._clients)
-        for metric in (name for name in METRICS if name in found):
+        metrics = *(name for name in METRICS if name in found), *(SHARES if THRESHOLD in found else ())
+        for metric in metrics:
             ends = with_interval(metric, self.estimates(metric, self._clients))
             ends = ends.loc[:, ["low", "high", *["why"] * (metric in VARIANCES)]]
             found = found.join(ends.where(found["split"] == "test").add_prefix(f"{metric}_"))
@@ -210,17 +215,36 @@ class Run:
         """
         from pandas import DataFrame
 
-        from pflsim.analysis.intervals import PROPORTIONS, VARIANCES, variance_of
+        from pflsim.analysis.intervals import OF_ROWS, VARIANCES, variance_of
 
-        n = rows["total"].where(rows["correct"].notna() & (rows["total"] > 0))
-        found = DataFrame({"value": rows[metric], "variance": math.nan, "n": n, "why": ""})
-        if metric not in PROPORTIONS:
+        found = DataFrame({"value": rows[metric], "variance": math.nan, "n": math.nan, "why": ""})
+        if metric in OF_ROWS:
+            found["n"] = rows["total"].where(rows["correct"].notna() & (rows["total"] > 0))
+        elif metric in SHARES and THRESHOLD in rows:
+            found["n"] = self._share_of(metric, rows)
+            found.loc[found["value"].isna(), ["n", "why"]] = math.nan, NO_SHARE
+        else:
             found["why"] = UNSCORED if metric in VARIANCES else "this metric has none"
             if metric in VARIANCES and self._scores is not None:
                 place = rows.query("split == 'test'").loc[:, SCORED].rename_axis("place").reset_index()
                 for index, own in self._scores.merge(place, on=SCORED).groupby("place"):
                     found.loc[cast(int, index), ["variance", "why"]] = variance_of(metric, own)
         return found
+
+    def _share_of(self, metric: str, rows: DataFrame) -> np.ndarray:
+        """Return the number of examples of which each value of one of `SHARES` is a share."""
+        counts, each = self.partition["class_counts"], zip(rows["client"], rows["split"], strict=True)
+        no, yes = np.array([counts[client].get(split, (0, 0)) for client, split in each], float).T
+        sensitivity, specificity = (rows[name].fillna(1).to_numpy() for name in SHARES[:2])
+        predicted = np.rint(sensitivity * yes + (1 - specificity) * no)
+        return dict(zip(SHARES, (yes, no, predicted, yes + no - predicted), strict=True))[metric]
+
+    def threshold(self, round_number: int, client: int | None, scope: Scope) -> float:
+        """Return the threshold of a client in a round, or without a client that of all; NaN if none was chosen."""
+        found: Any = self.counts(round_number, scope).get(THRESHOLD, {})
+        line = next((line for line in self.history if line.round == round_number and scope in line.evaluations), None)
+        every = line.evaluations[scope].metrics[THRESHOLD].pooled if line else math.nan
+        return float(found.get(client, every))
 
     @cached_property
     def _scores(self) -> Any:

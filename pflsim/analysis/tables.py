@@ -17,14 +17,7 @@ import tabulate as tabulate_module
 from rich.console import Console
 from tabulate import LATEX_ESCAPE_RULES, tabulate
 
-from pflsim.analysis.clients import (
-    bracketed,
-    client_intervals,
-    client_keys,
-    client_records,
-    interval_texts,
-    over_clients,
-)
+from pflsim.analysis.clients import all_intervals, bracketed, client_keys, client_records, interval_texts, over_clients
 from pflsim.analysis.comparison import Comparison, Row, Spread
 from pflsim.analysis.differences import Difference, Family
 from pflsim.analysis.forest import as_text
@@ -71,14 +64,9 @@ def tables(comparison: Comparison, plot: str = "") -> list[Table]:
 
     Clients with names have a table of means over them, see `means`.
     """
-    found = [
-        figures(comparison, plot),
-        *(paired(comparison, each) for each in comparison.families if comparison.paired),
-    ]
-    return [
-        *found,
-        *([means(comparison)] if has_means(comparison) and comparison.runs[0].partition.get("names") else []),
-    ]
+    named = has_means(comparison) and comparison.runs[0].partition.get("names")
+    differences = [paired(comparison, each) for each in comparison.families if comparison.paired]
+    return [figures(comparison, plot), *differences, *([means(comparison)] if named else [])]
 
 
 def figures(comparison: Comparison, plot: str = "") -> Table:
@@ -180,11 +168,8 @@ def means(comparison: Comparison) -> Table:
     found = [{key: spread.mean for key, spread in row.figures.items()} | dict(over_clients(row)) for row in rows]
     columns = [(f"mean\n{primary}", "mean"), ("weighted\nmean", "weighted_mean")]
     columns += [("random-\neffects", "random_effects_mean"), (interval, "random_effects")]
-    columns += [
-        ("τ²", "random_effects_tau2"),
-        ("I²", "random_effects_i2"),
-        ("clients\nleft out", "random_effects_left_out"),
-    ]
+    columns += [("τ²", "random_effects_tau2"), ("I²", "random_effects_i2")]
+    columns += [("clients\nleft out", "random_effects_left_out")]
     for name in (f"pooled_{name}" for name in POOLED if any(f"pooled_{name}" in own for own in found)):
         metric = in_text(name.removeprefix("pooled_")).replace(" ", "\n")
         columns += [(f"{metric},\nall rows", name), (interval, name)]
@@ -195,9 +180,8 @@ def means(comparison: Comparison) -> Table:
         text = f"{own.get(key, 0):,.1f}".removesuffix(".0") if "left_out" in key else rounded(own.get(key, 0))
         return text.replace("-", "−") if key in own else NONE
 
-    cells = tuple(
-        (row.label, *(cell(own, *column) for column in columns)) for row, own in zip(rows, found, strict=True)
-    )
+    pairs = zip(rows, found, strict=True)
+    cells = tuple((row.label, *(cell(own, *column) for column in columns)) for row, own in pairs)
     scale = "logarithm" if comparison.primary == "rmse" else "logit"
     notes = [
         f"random-effects: mean {primary} over clients by DerSimonian and Laird, on the scale of the {scale} (as τ²), "
@@ -217,7 +201,7 @@ FIRST: dict[str, Callable[[Any], str]] = {
 
 def clients_table(comparison: Comparison) -> Table:
     """Return a table with one line per client: its rows, and its result with each method."""
-    intervals = client_intervals(comparison)
+    intervals = all_intervals(comparison)
     texts, reasons = interval_texts(intervals)
     known = client_records(comparison, intervals)
     first = {key: text for key, text in FIRST.items() if any(record.get(key) is not None for record in known)}
@@ -410,7 +394,7 @@ def render(
         clients: write the table of clients instead of those of the groups.
     """
     if clients and kind == "csv":
-        return as_csv([record for each in comparisons for record in client_records(each, client_intervals(each))])
+        return as_csv([record for each in comparisons for record in client_records(each, all_intervals(each))])
     if clients:
         return "\n\n\n".join(drawn([clients_table(each)], kind) for each in comparisons)
     if kind == "csv":
@@ -530,7 +514,7 @@ class Comparisons(tuple[Comparison, ...]):
         """Return a row per client: its rows, and its result with each group of runs and the 95% interval."""
         from pandas import DataFrame
 
-        return DataFrame([record for each in self for record in client_records(each, client_intervals(each))])
+        return DataFrame([record for each in self for record in client_records(each, all_intervals(each))])
 
     def save(self, path: str | Path, clients: bool = False) -> Path:
         """Write the tables to a file and return its path.

@@ -36,6 +36,7 @@ from pflsim.records.tracker import Tracker
 from pflsim.seeding import evaluated, newcomer_rows
 from pflsim.tasks.metrics import Metric, check_primary, measures_of, metrics_of
 from pflsim.tasks.task import Task, task_of
+from pflsim.tasks.thresholds import decided
 from pflsim.terminal.result import result_line
 from pflsim.types import SPLITS, EvalPhase, EvalRow, ModelKind, NewcomerRecord, RoundRecord
 
@@ -137,10 +138,13 @@ def run_baselines(settings: Settings, models: Sequence[str], slopes: Sequence[st
         phase, method = PHASES[name], MODELS[name]
         rows = partial(_rows, data=data, predict=predict, task=task, metrics=metrics)
         chosen = evaluated(settings.eval.clients, settings.seed, trained, ())
-        found = rows(chosen, Scope(model, "test", phase))
-        pooled = {(model, "test", phase): _metrics(metrics, [row.outcomes for row in found if row.outcomes])}
+        scope = Scope(model, "test", phase)
+        found = rows(chosen, scope)
+        pooled = _metrics(metrics, [row.outcomes for row in found if row.outcomes])
         if len(data.rows["val"].y):
-            found += rows(chosen, Scope(model, "val", phase))
+            found += rows(chosen, scope._replace(split="val"))
+        found, shares = decided(found, settings.eval.sensitivity)
+        pooled |= shares.get(scope, {})
         newcomers = range(trained, settings.clients if name != "local" else trained)
         new = rows(newcomers, Scope("personal", "test", "received"))
         few = [*_few(data, predict, rows, newcomers, settings, name == "mixed")] if settings.eval.newcomer_rows else []
@@ -163,7 +167,7 @@ def run_baselines(settings: Settings, models: Sequence[str], slopes: Sequence[st
             best = any(row.split == "val" for row in found)
             write_predictions(folder, to_bytes(updated({}, 1, found, numbers, dataset.task, best)))
             found, new, few = ([replace(row, outcomes=None) for row in each] for each in (found, new, few))
-            record = RoundRecord(1, tuple(range(trained)), (), {}, tuple(found), seconds, pooled=pooled)
+            record = RoundRecord(1, tuple(range(trained)), (), {}, tuple(found), seconds, pooled={scope: pooled})
             joined = NewcomerRecord(1, {row.client: 0 for row in new}, tuple(new), (), tuple(few))
             _write(folder, meta, record, joined, doubt)
         print(f"{identity(method).display} seed={settings.seed}: {result_line(folder)}", flush=True)

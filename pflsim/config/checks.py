@@ -133,6 +133,8 @@ def _contradictions(settings: Settings) -> Iterator[str]:
         yield f"eval.models={written(models)}: expected personal, global or both, each once"
     if settings.eval.primary in UNDIRECTED:
         yield f"eval.primary={settings.eval.primary}: neither higher nor lower is better; list it in eval.metrics"
+    if settings.eval.sensitivity is not None and settings.split.get("validation") == 0:
+        yield f"eval.threshold={settings.eval.threshold} is chosen on validation rows: set split.validation above 0"
     if settings.eval.received and "personal" not in models:
         yield f"eval.received=true has no effect with eval.models={written(models)}; leave one of them out"
     if settings.lockstep is False and settings.lockstep_clients is not None:

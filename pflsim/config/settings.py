@@ -114,6 +114,8 @@ class Eval:
     """Metric that decides best round, early stopping, tuning and comparison; null: accuracy, auroc or rmse by task."""
     mode: Literal["auto", "min", "max"] = "auto"
     """Whether the lowest (min) or the highest (max) primary metric is best; auto: as the metric says."""
+    threshold: float | str = 0.5
+    """Probability from which on class 1 of two is predicted: 0.5, or sensitivity:0.9, chosen on validation rows."""
     received: bool = False
     """Evaluate the personal model both as received and after local training."""
     batch_size: Count | None = None
@@ -132,6 +134,18 @@ class Eval:
         """The number of clients that do not train."""
         held = self.holdout_clients
         return held if isinstance(held, int) else len(held)
+
+    @property
+    def sensitivity(self) -> float | None:
+        """The sensitivity for which thresholds are chosen; None: none are chosen.
+
+        Raises:
+            SettingsError: the threshold is neither 0.5 nor a sensitivity.
+        """
+        found = re.fullmatch(r"sensitivity:(0?\.\d*[1-9]\d*|1|1\.0)", str(self.threshold))
+        if found is None and self.threshold != 0.5:
+            raise SettingsError(f"eval.threshold={self.threshold}: expected 0.5 or sensitivity:Q, where 0 < Q <= 1")
+        return float(found[1]) if found else None
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ Choice = Literal["last", "best_val", "best_test_oracle"]
 primary metric on validation data; or, as in the papers' tables, on test data. The last of these is chosen by the test
 data, so it is optimistically biased; do not use it as the main result."""
 UNITS = (("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12))
-ACRONYMS = {"auroc", "ece", "mae", "nll", "rmse"}
+ACRONYMS = {"auroc", "ece", "mae", "nll", "npv", "ppv", "rmse"}
 NONE = "—"
 """Stands for a missing value."""
 WIDTH = 110

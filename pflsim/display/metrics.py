@@ -7,6 +7,10 @@ from pflsim.display.formats import NONE
 
 UNDIRECTED = ("calibration_slope", "calibration_intercept")
 """Metrics of which neither higher nor lower values are better: they cannot be primary."""
+SHARES: tuple[str, ...] = ("sensitivity", "specificity", "ppv", "npv")
+"""Shares of the positives, of the negatives, and of those predicted as such, that are predicted right."""
+THRESHOLD = "threshold"
+"""The probability from which on class 1 is predicted, in records."""
 UNITS = 15
 """Least length of a bootstrap interval in units of its last digit: its ends vary by up to 1/15 of it with the seed."""
 

@@ -121,7 +121,7 @@ class EvalRequest:
         round_number: the round that has just finished.
         joining: the downlink is the first one of newcomers.
         confusion: also count test examples by class and predicted class.
-        pooled: also return the scores of test examples, for records, and metrics over the examples of all clients.
+        pooled: splits of which scores are also returned, for records, thresholds and metrics over all clients.
         rows: the number of training rows that the client has, as in `FinetuneTask`.
         recalibrate: add the constant to the outputs that fits them best to these rows, see `Criterion.correction`.
     """
@@ -135,7 +135,7 @@ class EvalRequest:
     round_number: int = 1
     joining: bool = False
     confusion: bool = False
-    pooled: bool = False
+    pooled: tuple[Split, ...] = ()
     rows: int | None = None
     recalibrate: bool = False
 

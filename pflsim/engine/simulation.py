@@ -34,6 +34,7 @@ from pflsim.records.history import stalled_since
 from pflsim.records.predictions import Predictions, updated
 from pflsim.records.trace import write_trace
 from pflsim.seeding import evaluated
+from pflsim.tasks.thresholds import decided
 from pflsim.types import EvalPhase, EvalRow, Fault, ModelKind, NewcomerRecord, RoundRecord, Split, Traffic
 
 logger = logging.getLogger(__name__)
@@ -128,6 +129,12 @@ class Simulation(Generic[Handle]):
         return bool(self.stopped) or stalled_since(self._scores, self.plan.settings.stop.patience) is not None
 
     @property
+    def _scored(self) -> tuple[Split, ...]:
+        """The splits of which evaluations return the scores."""
+        plan, thresholds = self.plan, self.plan.settings.eval.sensitivity is not None
+        return plan.splits if thresholds else ("test",) * bool(plan.metrics or plan.recorded_rows)
+
+    @property
     def states_saved(self) -> bool:
         """Whether a checkpoint has the states after the last finished round."""
         return self.done == self._checkpoints.saved
@@ -157,13 +164,16 @@ class Simulation(Generic[Handle]):
         del sent, trained  # free the messages before the evaluation
         with phase("evaluate"):
             rows = self._evaluate(round_number, cohort)
+            rows, shares = decided(rows, plan.settings.eval.sensitivity)
             pooled = self._pooled(rows)
+            for scope, values in shares.items():
+                pooled[scope] |= values
         faults: dict[int, Fault] = {**dict.fromkeys(slow, "straggler"), **dict.fromkeys(absent, "dropout")}
         reported = [row for row in rows if (row.model, row.split, row.phase) == plan.meta.reported]
         confusion = mean_confusion(reported, plan.meta.classes)
         drift, matrices = diagnostics.drift, (*diagnostics.matrices, *([confusion] if confusion else []))
         return RoundRecord(
-            round_number, cohort, reports, down_bytes, rows, seconds, faults, drift, matrices, pooled, surveyed
+            round_number, cohort, reports, down_bytes, tuple(rows), seconds, faults, drift, matrices, pooled, surveyed
         )
 
     def _survey(self, round_number: int, phase: Callable[..., AbstractContextManager[None]]) -> dict[int, Traffic]:
@@ -201,11 +211,11 @@ class Simulation(Generic[Handle]):
         if plan.settings.eval.received:
             models.insert(1, ("personal", "trained" if phase == "received" else "received"))
         diagnosed = plan.is_due(round_number, plan.settings.tracking.diagnostics_every)
-        rows, pooled = list[EvalRow](), bool(plan.metrics or plan.recorded_rows)
+        rows, scored = list[EvalRow](), self._scored
         for model, phase in (each for each in models if each[0] in plan.settings.eval.models):
             self.listener.phase(round_number, "evaluate", len(clients))
             counts = diagnosed and (model, "test", phase) == plan.meta.reported
-            request = EvalRequest(model, phase, clients, plan.splits, round_number, confusion=counts, pooled=pooled)
+            request = EvalRequest(model, phase, clients, plan.splits, round_number, confusion=counts, pooled=scored)
             rows += self.executor.evaluate(request)
         return tuple(rows)
 
@@ -267,14 +277,18 @@ class Simulation(Generic[Handle]):
         with self.interrupts.abandonable():
             sent = executor.send(plan.newcomers, joining=True)
             request = EvalRequest("personal", "received", plan.newcomers, plan.splits, last, joining=True)
-            received = executor.evaluate(request, sent)
+            received = self._evaluate_newcomers(request, sent)
             self._ahead = True  # the newcomers' states are not part of the last round's checkpoint
             few = tuple(self._with_few_rows(request, sent))
             executor.store(executor.run(FinetuneTask(last + 1, plan.settings.eval.finetune_epochs), sent))
             down_bytes = sent.down_bytes
             del sent  # free the messages before the evaluation
-            trained = executor.evaluate(replace(request, phase="trained"))
+            trained = self._evaluate_newcomers(replace(request, phase="trained"))
         return NewcomerRecord(last, down_bytes, tuple(received), tuple(trained), few)
+
+    def _evaluate_newcomers(self, request: EvalRequest, sent: Sent[Handle] | None = None) -> list[EvalRow]:
+        rows = self.executor.evaluate(replace(request, pooled=self._scored), sent)
+        return decided(rows, self.plan.settings.eval.sensitivity)[0]
 
     def _with_few_rows(self, request: EvalRequest, sent: Sent[Handle]) -> Iterator[EvalRow]:
         """Yield evaluations of newcomers as received on all of their rows, and after few training rows."""
@@ -284,18 +298,18 @@ class Simulation(Generic[Handle]):
             return (replace(row, phase=cast(EvalPhase, phase)) for row in rows)
 
         if plan.few:
-            whole = executor.evaluate(replace(request, splits=(cast(Split, "all"),)), sent)
+            whole = self._evaluate_newcomers(replace(request, splits=(cast(Split, "all"),)), sent)
             yield from (replace(row, split="test") for row in named("received_all", whole))
         for number, clients in plan.few.items():
             if clients:
                 own = sent.without({*plan.newcomers} - {*clients})
                 asked = replace(request, clients=clients, rows=number)
                 if plan.meta.recalibrates:
-                    found = executor.evaluate(replace(asked, recalibrate=True), own)
+                    found = self._evaluate_newcomers(replace(asked, recalibrate=True), own)
                     yield from named(f"recalibrated_{number}", found)
                 task = FinetuneTask(request.round_number + 1, plan.settings.eval.finetune_epochs, number)
                 executor.store(executor.run(task, own))
-                yield from named(f"trained_{number}", executor.evaluate(replace(asked, phase="trained")))
+                yield from named(f"trained_{number}", self._evaluate_newcomers(replace(asked, phase="trained")))
                 executor.rollback()
 
     def _repeat_after_losses(self, work: Callable[[], Result]) -> Result:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
-from pflsim.display.metrics import UNDIRECTED
+from pflsim.display.metrics import THRESHOLD, UNDIRECTED
 from pflsim.types import EvalPhase, EvalRow, ModelKind, Split, TrainReport
 
 Key = TypeVar("Key")
@@ -182,7 +182,7 @@ def _stats(name: str, rows: Sequence[EvalRow], lower: bool, pooled: Mapping[str,
         mean, weighted, together = float(values.mean()), float(total @ values / total.sum()), pooled.get(name, math.nan)
     ordered, tenth = np.sort(values), math.ceil(len(values) / 10)
     ends = float(ordered[:tenth].mean()), float(ordered[-tenth:].mean())
-    ends = (math.nan, math.nan) if name in UNDIRECTED else ends
+    ends = (math.nan, math.nan) if name in (THRESHOLD, *UNDIRECTED) else ends
     return Stats(
         clients=len(found),
         undefined=len(rows) - len(found),

@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from pflsim.config.components import resolve
 from pflsim.config.names import nearest
 from pflsim.config.settings import Eval
-from pflsim.display.metrics import UNDIRECTED
+from pflsim.display.metrics import SHARES, THRESHOLD, UNDIRECTED
 from pflsim.errors import SettingsError
 from pflsim.records.evaluation import Measures
 from pflsim.records.predictions import probabilities
@@ -335,16 +335,21 @@ def measures_of(task: Task, metrics: Sequence[Metric], settings: Eval) -> Measur
     """Return names and directions of a run's metrics. One whose direction is not known counts as higher is better.
 
     Raises:
-        SettingsError: the direction of the primary metric is not known.
+        SettingsError: the direction of the primary metric is not known, or `eval.threshold` is not of two classes.
     """
     names = ("accuracy",) * (task.name == "classification") + tuple(metric.name for metric in metrics)
+    chosen = (THRESHOLD, *SHARES) if settings.sensitivity else ()
+    if chosen and (task.name, task.targets) != ("classification", 2):
+        raise SettingsError(f"eval.threshold={settings.threshold} is of two classes; leave it out")
+    for name in {*chosen}.intersection(names):
+        raise SettingsError(f"eval.metrics: {name} is a column of eval.threshold={settings.threshold}; leave it out")
     primary = (settings.primary or PRIMARY[task.name]).rpartition(".")[2]
     higher = {metric.name: metric.higher for metric in metrics}
     if settings.mode != "auto":
         higher[primary] = settings.mode == "max"
     elif higher.get(primary, True) is None:
         raise SettingsError(f"eval.primary={primary} does not say which values are better; set eval.mode to min or max")
-    return Measures(names, primary, tuple(name for name in names if higher.get(name) is False))
+    return Measures((*names, *chosen), primary, tuple(name for name in names if higher.get(name) is False))
 
 
 def check_primary(measures: Measures, metrics: Sequence[Metric], task: Task, targets: Iterable[Tensor]) -> None:

@@ -34,7 +34,7 @@ def test_a_host_computes_the_metrics_of_its_models() -> None:
         w = world(FedAvg, FedAvgRule(), metrics=metrics_of(names, Task("classification", 3)))
         executor = w.inline()
         rounds(executor, 2, w.clients)
-        request = EvalRequest("global", "received", tuple(range(w.clients)), ("test", "val"), pooled=True)
+        request = EvalRequest("global", "received", tuple(range(w.clients)), ("test", "val"), pooled=("test",))
         results[names] = executor.evaluate(request)
     for plain, row in zip(results[()], results[NAMES], strict=True):
         assert plain.metrics == {} and (plain.correct, plain.loss) == (row.correct, row.loss)

@@ -21,6 +21,7 @@ from pflsim.cli import main
 from pflsim.data.record import ENCODER, PICKLED, read_encoder
 from pflsim.data.sources.table import Fitted
 from pflsim.errors import SettingsError
+from pflsim.records.evaluation import Scope
 from pflsim.records.files import read_json
 
 SMALL: dict[str, Any] = {"rounds": 1, "executor": "inline", "progress": "none", "lr": 0.1}
@@ -43,7 +44,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     visits().to_csv(folder / "visits.csv", index=False)
     for name, more in {
-        "class": {"method": "ditto", "data.fit": "client", "eval.holdout_clients": 1},
+        "class": {
+            "method": "ditto",
+            "data.fit": "client",
+            "eval.holdout_clients": 1,
+            "eval.threshold": "sensitivity:0.9",
+        },
         "value": {
             "method": "local",
             "data.label": "stay",
@@ -90,7 +96,13 @@ def test_rows_of_the_run_are_predicted_as_in_the_run(kind: str, client: str, cop
     columns = ["probability_no", "probability_yes"] if kind == "class" else ["value"]
     np.testing.assert_allclose(found.loc[rows, columns], scores, rtol=0, atol=1e-6)
     if kind == "class":
-        assert found["class"].eq(np.where(found["probability_yes"] > 0.5, "yes", "no")).all()
+        own = run.per_client().query("reported and split == 'test' and client == @number")["threshold"].item()
+        assert (
+            found["class"]
+            .eq(np.where(found["probability_yes"].astype("float32") >= np.float32(own), "yes", "no"))
+            .all()
+            and own != 0.5
+        )
     assert found["patient"].tolist() == visits()["patient"].tolist() and "age" not in found
     about = found[["model", "client", "round"]].drop_duplicates()
     assert about.values.tolist() == [["personal", client, 1]]
@@ -99,6 +111,12 @@ def test_rows_of_the_run_are_predicted_as_in_the_run(kind: str, client: str, cop
 
 def test_a_client_that_the_run_does_not_have(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     expected = predictions()
+    every = pflsim.load("class")[0].history[-1].evaluations[Scope("global", "test", "received")].metrics["threshold"]
+    assert (
+        expected["class"]
+        .eq(np.where(expected["probability_yes"].astype("float32") >= np.float32(every.pooled), "yes", "no"))
+        .all()
+    )
     for client in ("west", HOSPITALS[2], "7", "00", "Olso"):  # the second joined after the last round
         capsys.readouterr()
         pd.testing.assert_frame_equal(predictions("--client", client), expected)

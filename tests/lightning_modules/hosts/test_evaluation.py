@@ -57,7 +57,7 @@ def test_equals_one_by_one(overrides: list[str], models: int, double: None, monk
         results = []
         for groups in ((everyone,), ()):
             executor.factory = replace(executor.factory, groups=groups)
-            request = EvalRequest(model, phase, everyone, ("test", "val"), 1, confusion=True, pooled=True)  # type: ignore[arg-type]
+            request = EvalRequest(model, phase, everyone, ("test", "val"), 1, confusion=True, pooled=("test",))  # type: ignore[arg-type]
             results.append(executor.evaluate(request))
         for together, alone in zip(*results, strict=True):
             assert math.isclose(together.loss, alone.loss, rel_tol=1e-9)

@@ -153,7 +153,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     )
     words = [f"data.path={folder / 't.csv'}", "data.label=y", "data.client=site"]
     settings: dict[str, Any] = dict(data="table", executor="inline", progress="none", model="linear", rounds=2, lr=0.3)
-    eval_ = {"primary": "auroc", "metrics": ["calibration_slope"]}
+    eval_ = {"primary": "auroc", "metrics": ["calibration_slope"], "threshold": "sensitivity:0.8"}
     return [
         pflsim.run(method="fedavg", seed=seed, eval=eval_, overrides=words, run_dir=folder / f"{seed}", **settings)
         for seed in (0, 1)
@@ -165,6 +165,10 @@ def of_delong(run: Any, client: int) -> tuple[float, float]:
     rows = run.predictions().query("when == 'last' and reported and client == @client")
     v10, v01 = placements(rows["score_1"].to_numpy(), rows["target"].to_numpy() == 1)
     return v10.mean(), v10.var(ddof=1) / len(v10) + v01.var(ddof=1) / len(v01)
+
+
+def of_threshold(run: Any, client: int) -> Any:
+    return run.predictions().query("when == 'last' and reported and client == @client")
 
 
 def on_logit_scale(value: float, variance: float) -> list[float]:
@@ -181,6 +185,10 @@ def test_columns_of_per_client(runs: Any) -> None:
         on_logit_scale(*of_delong(runs[0], 0)), rel=1e-5
     )
     assert "0 or 1" in frame.loc[(2, 1), "auroc_why"] and "5 test rows" in frame.loc[(2, 2), "auroc_why"]
+    yes = of_threshold(runs[0], 0)["score_1"] >= frame.loc[(2, 0), "threshold"]
+    right = int(yes[of_threshold(runs[0], 0)["target"] == 1].sum())
+    ends = scipy.stats.binomtest(right, int(yes.sum())).proportion_ci(method="wilson")
+    assert frame.loc[(2, 0), ["ppv", "ppv_low", "ppv_high"]].tolist() == pytest.approx([right / yes.sum(), *ends])
     assert runs[0].per_client().query("split != 'test'")["accuracy_low"].isna().all()
 
 
@@ -193,6 +201,10 @@ def test_clients_over_seeds(runs: Any) -> None:
     assert ends == pytest.approx([value, *on_logit_scale(value, variance)], rel=1e-5)
     assert "0 or 1" in found.loc["b", "FedAvg why"] and "5 test rows" in found.loc["c", "FedAvg why"]
     counts = [run.partition["class_counts"][0] for run in runs]
+    each = [run.per_client().query("round == 2 and client == 0 and split == 'test' and reported") for run in runs]
+    share, n = np.mean([own["specificity"].item() for own in each]), np.mean([own["test"][0] for own in counts])
+    ends = [found.loc["a", f"FedAvg specificity{key}"] for key in ("", " low", " high")]
+    assert ends == pytest.approx([share, *np.ravel(interval("accuracy", share, np.array([np.nan]), n))])
     assert found.loc["a", "test"] == np.mean([sum(own["test"]) for own in counts])
     assert found.loc["a", "positives"] == np.mean(
         [sum(own[k][1] for k in ("train", "val", "test")) / 200 for own in counts]

@@ -60,6 +60,7 @@ checkpoint.keep=-1 placement.clients_per_actor='many' placement.clients_per_acto
 placement.actors=0 placement.threads=0 placement.cpus=0 placement.gpus=-1 placement.actors_per_gpu=0
 placement.actors_per_gpu='auto' placement.actors_per_gpu=1001 placement.object_store_mb=1 trace.rounds=[-1]
 trace.rounds=[1,21] server_optimizer.lr=0.0 server_optimizer.beta1=1.0 server_optimizer.beta2=-0.1
+eval.threshold=0.4 eval.threshold='half' eval.threshold='sensitivity:0.0' eval.threshold='sensitivity:1.1'
 server_optimizer.tau=0.0 server_optimizer.v0=-1.0 eval.models=[] eval.holdout_clients=['a','b','a']
 """
 

@@ -11,6 +11,7 @@ import pflsim
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
 from pflsim.records.checkpoint_write import Staged
+from pflsim.records.per_client import PER_CLIENT
 from pflsim.records.predictions import PREDICTIONS, read_predictions
 
 EVERY = dict(method="fedavg", executor="inline", progress="none", model="linear", rounds=4)
@@ -74,6 +75,38 @@ def test_a_round_without_a_score_is_not_the_best(tmp_path: Path, monkeypatch: py
     assert {*frame[frame["when"] == "best"]["round"]} == {2}
 
 
+def test_thresholds_change_no_other_result_and_need_no_recorded_scores(tmp_path: Path) -> None:
+    """The validation scores reach the driver. New clients have thresholds where some of their rows are not judged."""
+    settings = table(tmp_path / "t.csv", y="two") | {"rounds": 2}
+    asked: dict[str, Any] = {"holdout_clients": 2, "newcomer_rows": [5]}
+    plain = pflsim.run(**settings, eval=asked, run_dir=tmp_path / "plain").per_client()
+    asked["threshold"] = "sensitivity:0.8"
+    run, other = (
+        pflsim.run(**settings, eval=asked, tracking={"predictions": on}, run_dir=tmp_path / f"{on}")
+        for on in (True, False)
+    )
+    assert (run.folder / PER_CLIENT).read_bytes() == (other.folder / PER_CLIENT).read_bytes()
+    frame = run.per_client()
+    pd.testing.assert_frame_equal(frame[list(plain)], plain)
+    assert {*frame} - {*plain} >= {"threshold", "sensitivity_low", "specificity", "ppv", "npv_high"}
+    has = frame[frame["total"] > 0].groupby(["model", "phase"])["threshold"].agg(lambda each: each.notna().all())
+    assert [*has[~has].index] == [("newcomer", "received_all")] and len(has) == 7
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "named"),
+    [("two", ["split.validation=0"], "split.validation"), ("three", [], "two classes"), ("value", [], "two classes"),
+     ("two", ["eval.metrics=[specificity]"], "eval.metrics: specificity")],
+)  # fmt: skip
+def test_thresholds_are_of_two_classes_and_need_validation_rows(
+    kind: str, more: list[str], named: str, tmp_path: Path
+) -> None:
+    settings = table(tmp_path / "t.csv", y=kind)
+    settings["overrides"] += ["eval.threshold=sensitivity:0.9", *more]
+    with pytest.raises(SettingsError, match=named):
+        pflsim.run(**settings)
+
+
 def interrupted(simulation: Simulation[Any]) -> None:
     raise KeyboardInterrupt
 
@@ -84,7 +117,7 @@ def test_a_killed_run_goes_on_with_those_of_its_checkpoint(
 ) -> None:
     """Killed before the checkpoint of round 4 is seen: that of round 2 counts, although the best may have improved."""
     settings = table(tmp_path / "t.csv", y="two") | {"lr": 0.02, "checkpoint": {"every": 2}}
-    settings["eval"] = {"primary": "nll", "mode": mode}
+    settings["eval"] = {"primary": "nll", "mode": mode, "threshold": "sensitivity:0.8"}
     straight = pflsim.run(**settings, run_dir=tmp_path / "straight")
     assert straight.at("best_val").round == best  # type: ignore[union-attr]
     real, folder = Staged.publish, tmp_path / "killed"
@@ -108,4 +141,5 @@ def test_a_killed_run_goes_on_with_those_of_its_checkpoint(
         pflsim.resume(folder)
     assert rounds(folder) == {"last": 2, "best": min(best, 2)}
     pflsim.resume(folder)
-    assert (folder / PREDICTIONS).read_bytes() == (straight.folder / PREDICTIONS).read_bytes()
+    for name in (PREDICTIONS, PER_CLIENT):
+        assert (folder / name).read_bytes() == (straight.folder / name).read_bytes()
