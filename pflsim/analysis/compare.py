@@ -63,6 +63,7 @@ def execute(options: argparse.Namespace) -> None:
     if len(found) > 1:
         print(f"these runs have {len(found)} sets of examples or ways of evaluation: a table each", file=sys.stderr)
     if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(render(found, kind, clients=options.clients) + "\n", encoding="utf-8")
         print(f"written to {options.out}")
     else:

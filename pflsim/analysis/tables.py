@@ -41,6 +41,8 @@ GREEK = {"α": "alpha", "β": "beta", "λ": "lambda", "ρ": "rho", "τ": "tau"}
 LATEX = str.maketrans(
     {"±": r"$\pm$", "²": "$^2$", "–": "--", "—": "---", "−": "$-$", **{k: rf"$\{name}$" for k, name in GREEK.items()}}
 )
+PAGE = 40
+"""The most lines of a LaTeX table on one page."""
 MODEL = "reported\nmodel"
 
 
@@ -215,6 +217,9 @@ def clients_table(comparison: Comparison) -> Table:
         + f"; positives: share of {values[-1]} in all rows" * ("positives" in first),
         *reasons,
     ]
+    rows = [row for row in (*comparison.rows, *comparison.baselines) if row.label in texts]
+    models = (f"{r.label}: {r.scope.model}, {r.scope.phase}, round {_span(r.figures['round'])}" for r in rows)
+    notes.append("; ".join(models))
     lines = tuple((*head, *cells) for head, cells in zip(heads, own, strict=True))
     return Table(title(comparison), (*first, *texts), lines, tuple(notes))
 
@@ -461,13 +466,17 @@ def _markdown(table: Table) -> str:
 
 
 def _latex(table: Table) -> str:
-    """Return a LaTeX table environment, which needs the package booktabs."""
+    """Return a LaTeX table environment, or one of several pages, which need the packages booktabs or longtable."""
     caption = ". ".join(filter(None, (table.title, table.text.removesuffix("."), *table.notes)))
     escaped = "".join(LATEX_ESCAPE_RULES.get(character, character) for character in caption)
-    grid = _grid(table, "latex_booktabs")
-    made = f"\\begin{{table}}\n\\centering\n{grid}\n\\caption{{{escaped}.}}\n\\end{{table}}"
+    package, caption = "booktabs", f"\\caption{{{escaped}.}}"
+    if len(table.rows) > PAGE:
+        package, end = "longtable", "\\end{longtable}"
+        made = _grid(table, "latex_longtable").replace(end, f"{caption}\\\\\n{end}")
+    else:
+        made = "\n".join(["\\begin{table}", "\\centering", _grid(table, "latex_booktabs"), caption, "\\end{table}"])
     minus = re.sub(r"(?<![\w-])-(?=\d)", "$-$", made.translate(LATEX))  # a hyphen is no minus sign
-    return f"% needs \\usepackage{{booktabs}}\n{minus}"
+    return f"% needs \\usepackage{{{package}}}\n{minus}"
 
 
 def format_of(path: Path | None) -> Format:

@@ -166,8 +166,9 @@ class Checkpoint:
     """Save a checkpoint also every N minutes, at the end of a round; 0 disables."""
     keep: Count = 1
     """Number of newest checkpoints to keep; the best one by validation stays too."""
-    best: bool = False
-    """Save a checkpoint also whenever the mean primary metric on validation data improves."""
+    best: bool | Literal["auto"] = "auto"
+    """Save a checkpoint also when the mean primary metric on validation data improves; auto: of a table
+    or texts with at most 200 clients."""
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ class RunPlan:
         absentees, stragglers: clients of each round's cohort; empty: none in any round.
         metrics: to compute over the examples of all clients together.
         recorded_rows: numbers of each client's test rows in the user's files; (): their scores are not recorded.
+        save_best: a round that improves the validation score has a checkpoint.
         adapts: the reported model is adapted to each client's examples, so checkpoints store it.
     """
 
@@ -47,6 +48,7 @@ class RunPlan:
     few: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     absentees: tuple[tuple[int, ...], ...] = ()
     stragglers: tuple[tuple[int, ...], ...] = ()
+    save_best: bool = False
     adapts: bool = False
     metrics: tuple[Metric, ...] = ()
     recorded_rows: tuple[np.ndarray, ...] = ()

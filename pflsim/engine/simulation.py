@@ -253,7 +253,7 @@ class Simulation(Generic[Handle]):
             self._scores[record.round] = score
         rows, numbers = record.evaluations, plan.recorded_rows
         predictions = updated(self._predictions, record.round, rows, numbers, plan.meta.task, best)
-        if self._ends or (best and plan.settings.checkpoint.best) or self._checkpoints.is_due(record.round):
+        if self._ends or (best and plan.save_best) or self._checkpoints.is_due(record.round):
             with self._phase(record.round, seconds, "checkpoint"):
                 staged = self._checkpoints.stage(record.round, score, predictions, adapted=True)
         faults, rows = {**record.faults, **self.executor.faults.take()}, (replace(row, outcomes=None) for row in rows)
