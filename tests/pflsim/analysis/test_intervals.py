@@ -18,6 +18,7 @@ from sklearn.metrics import roc_auc_score
 
 import pflsim
 from pflsim import cli
+from pflsim.analysis.clients import client_intervals
 from pflsim.analysis.intervals import (
     POOLED,
     VARIANCES,
@@ -26,7 +27,7 @@ from pflsim.analysis.intervals import (
     random_effects,
     random_effects_mean,
 )  # fmt: skip
-from pflsim.analysis.runs import UNSCORED
+from pflsim.analysis.runs import UNSCORED, Run
 from pflsim.analysis.tables import means
 from pflsim.display.metrics import rounded
 from pflsim.records.predictions import PREDICTIONS
@@ -209,6 +210,19 @@ def test_clients_over_seeds(runs: Any) -> None:
     assert found.loc["a", "positives"] == np.mean(
         [sum(own[k][1] for k in ("train", "val", "test")) / 200 for own in counts]
     )
+
+
+def test_a_share_of_no_rows_in_a_seed_has_no_interval(runs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, (comparison,) = Run.estimates, pflsim.compare(runs, at="last")
+
+    def estimates(run: Run, metric: str, rows: Any) -> Any:
+        found = real(run, metric, rows)
+        return found.assign(n=np.nan, value=np.nan, why="none") if run.seed else found
+
+    before = client_intervals(comparison, metric="ppv")["FedAvg"]
+    monkeypatch.setattr(Run, "estimates", estimates)
+    after = client_intervals(comparison, metric="ppv")["FedAvg"]
+    assert before["low"].notna().any() and after[["low", "high"]].isna().all(axis=None) and {*after["why"]} == {"none"}
 
 
 @pytest.mark.parametrize("suffix", ["csv", "tex", "md", "txt"])
