@@ -23,6 +23,7 @@ from pflsim.data.dataset import Dataset, dataset_warnings
 from pflsim.data.federate import load_federation
 from pflsim.data.federated import Partition, domains_of, shard
 from pflsim.data.record import record_names, recorded_rows
+from pflsim.engine.clock import VirtualClock
 from pflsim.engine.plan import RunPlan
 from pflsim.errors import SettingsError, own_errors
 from pflsim.records.evaluation import Measures
@@ -212,4 +213,5 @@ def _plan(
         absentees=faults("dropout", settings.faults.dropout),
         stragglers=faults("straggler", settings.faults.straggler),
         adapts=module.adapts(module.reported_model),
+        clock=VirtualClock.of(settings, clients),
     )

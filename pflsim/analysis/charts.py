@@ -85,7 +85,7 @@ def curve_points(run: Run, against: Against) -> dict[int, tuple[float, float]]:
     xs: Sequence[float] = {
         "rounds": [line.round for line in run.history],
         "bytes": [both_ways(line.traffic_total) for line in run.history],
-        "seconds": list(accumulate(line.total_seconds for line in run.history)),
+        "seconds": list(accumulate(line.clock_seconds for line in run.history)),
     }[against]
     lines = [(x, line, line.evaluations.get(run.reported)) for x, line in zip(xs, run.history, strict=True)]
     return {line.round: (x, found.mean) for x, line, found in lines if found and math.isfinite(found.mean)}

@@ -59,10 +59,10 @@ class Row:
 
             - `STATS`, `undefined` and `metrics`: the primary metric over clients, and means over clients;
             - `round`; `up`, `down`, `bytes_until_round`, `seconds`: bytes that all clients sent, received, and both,
-              and wall seconds of the rounds, up to that round;
+              and seconds of the rounds (of the virtual clock, if the run has one), up to that round;
             - `up_total`, `down_total`, `bytes_total`, `seconds_total`: of the whole run, with its start;
             - `rounds_to_target`, `up_to_target`, `bytes_to_target`, `seconds_to_target`: that round, and the bytes that
-              clients sent, those in both directions and the wall seconds up to it;
+              clients sent, those in both directions and the seconds up to it;
             - `times_fewer_rounds`: the number of rounds of the reference to the target, divided by the group's.
     """
 
@@ -107,7 +107,7 @@ def row(group: Group, choice: Choice, target: Target | None = None, model: Model
     found, metrics, hits = list[dict[str, float]](), list[str](), list[int | None]()
 
     def seconds(run: Run, until: RoundMetrics) -> float:
-        return sum(line.total_seconds for line in run.history if line.round <= until.round)
+        return sum(line.clock_seconds for line in run.history if line.round <= until.round)
 
     for run in group.runs:
         traffic = run.history[-1].traffic_total if run.history else Traffic()

@@ -115,7 +115,9 @@ def columns(comparison: Comparison) -> list[Column]:
     undefined = any(row.figures["undefined"].mean for row in comparison.rows if "undefined" in row.figures)
     target = comparison.target
     reaches, given, to = target is not None, bool(target and target.given), f"\nto {target and target.text}"
-    timed = given and undisturbed(run for row in comparison.rows for run in row.group.runs)
+    virtual = [line.virtual_seconds is not None for run in comparison.runs for line in run.history]
+    seconds = "virtual\nseconds" if all(virtual) else "seconds"
+    timed = given and (all(virtual) or not any(virtual) and undisturbed(comparison.runs))
 
     def size(spread: Spread) -> str:
         mean = spread.mean / scale
@@ -135,7 +137,7 @@ def columns(comparison: Comparison) -> list[Column]:
         Column("times_fewer_rounds", "times fewer\nrounds" * given, "times_fewer_rounds", _times),
         Column("up_to_target", "", "up_to_target", size),
         Column("bytes_to_target", f"{unit}{to}" * reaches, "bytes_to_target", size, True),
-        Column("seconds_to_target", f"seconds{to}" * timed, "seconds_to_target", _spread, True),
+        Column("seconds_to_target", f"{seconds}{to}" * timed, "seconds_to_target", _spread, True),
     ]
 
 

@@ -184,6 +184,20 @@ class Faults:
 
 
 @dataclass(frozen=True)
+class Clock:
+    """A virtual clock, which changes no result: a round takes as long as its slowest client."""
+
+    step_s: Annotated[float, Ge(0)] | list[Annotated[float, Ge(0)]] | None = None
+    """Seconds of an optimisation step: of all clients, or a list with those of each; null: 0."""
+    down_mbps: Annotated[float, Gt(0)] | None = None
+    """Megabits per second to a client; null: no time."""
+    up_mbps: Annotated[float, Gt(0)] | None = None
+    """Megabits per second from a client; null: no time."""
+    spread: Annotated[float, Ge(0), Le(10)] = 0.0
+    """Standard deviation over clients of the logarithm of these values, except for a list."""
+
+
+@dataclass(frozen=True)
 class Trace:
     """Messages written to disk for inspection."""
 
@@ -295,6 +309,7 @@ class Settings:
     stop: Stop = field(default_factory=Stop)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     faults: Faults = field(default_factory=Faults)
+    clock: Clock = field(default_factory=Clock)
     tracking: Tracking = field(default_factory=Tracking)
     trace: Trace = field(default_factory=Trace)
 
