@@ -199,7 +199,9 @@ class MeanRule(GlobalModelRule[StateWithMoments]):
         if self.aggregator is None or not round_number or not uplinks:
             return state, uplinks
         known = {name: value.double() for name, value in state.weights.items()}
-        if not known or any(up.prototypes or up.extra or up.numbers or up.weights.keys() != known for up in uplinks):
+        if not known or any(
+            up.prototypes or up.extra or up.numbers or up.weights.keys() != known.keys() for up in uplinks
+        ):
             raise SettingsError("an aggregator needs clients that send weights, and nothing else; set aggregator=none")
         changes = [{name: up.weights[name].double() - value for name, value in known.items()} for up in uplinks]
         change, memory = self.aggregator(changes, state.memory)
