@@ -17,6 +17,7 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from pflsim.errors import SettingsError
 from pflsim.fusion import ServerOptimizer
+from pflsim.participation import Participation
 
 LARGEST = 2**31 - 1
 """Limit of whole numbers without an upper bound of their own, so that products of them do not overflow."""
@@ -293,6 +294,7 @@ class Settings:
     eval: Eval = field(default_factory=Eval)
     stop: Stop = field(default_factory=Stop)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    participation: Participation = field(default_factory=Participation)
     faults: Faults = field(default_factory=Faults)
     tracking: Tracking = field(default_factory=Tracking)
     trace: Trace = field(default_factory=Trace)

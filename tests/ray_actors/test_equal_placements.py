@@ -56,6 +56,7 @@ def outcome(executor: Any, folder: Path) -> tuple[Any, ...]:
     folder.mkdir()
     numbers = (np.arange(5),) * CLIENTS
     traced = plan(CLIENTS, 3, splits=("test", "val"), eval_received=True, trace_rounds=(2,), recorded_rows=numbers)
+    traced = replace(traced, cohorts=(*traced.cohorts, ()))
     Simulation(executor, traced, folder, listener).run()
     traces = {name: data for name, data in files(folder).items() if name.startswith("trace")}
     assert len(traces) == 2 * CLIENTS + 1
