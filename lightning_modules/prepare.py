@@ -16,7 +16,7 @@ from lightning_modules.nets.own import bind_models
 from lightning_modules.optimizers import optimizer_class
 from lightning_modules.training import Training
 from lightning_modules.trial import try_clients
-from pflsim.config.components import TARGET, bind_method, component_name
+from pflsim.config.components import TARGET, bind, bind_method, component_name
 from pflsim.config.settings import Settings
 from pflsim.data.content import hashes
 from pflsim.data.dataset import Dataset, dataset_warnings
@@ -32,6 +32,7 @@ from pflsim.seeding import cohort, sampled
 from pflsim.servers.base import MeanRule, ServerRule
 from pflsim.tasks.metrics import check_primary, measures_of, metrics_of
 from pflsim.tasks.task import LOSSES, task_of
+from pflsim.transforms.base import MakesTransform, Transform
 from pflsim.types import Split
 
 
@@ -51,6 +52,8 @@ def prepare(
     """
     make_client, make_rule = bind_method(settings.method, client_kind=MakesClient, server_kind=MakesRule)
     models = bind_models(settings, kind=MakesNet)
+    with own_errors("uplink"):
+        uplink = bind(settings.uplink, "uplink", MakesTransform)()
     optimizer_class(settings.optimizer.name)  # refuses it before the data are loaded
     dataset, partition = load_federation(settings, kept)
     models = model_checks.fitted(models, dataset, settings)
@@ -73,6 +76,7 @@ def prepare(
         augment=settings.augment,
         metrics=metrics,
         on_nonfinite=settings.on_nonfinite,
+        uplink=None if type(uplink) is Transform else uplink,
     )
     with torch_threads(factory.threads):
         variants = model_checks.build_variants(factory, dataset, settings)

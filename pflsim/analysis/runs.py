@@ -418,7 +418,7 @@ def read_run(folder: Path) -> Run:
         SettingsError: the folder is no run folder, has no finished round, or a file in it cannot be read.
     """
     with reading(folder / CONFIG, FORM):
-        config = saved_config(folder / CONFIG)
+        config = {"uplink": Settings().uplink, **saved_config(folder / CONFIG)}
         valid(Settings, config)
         if missing := [key for key in ("seed", "rounds", *COMPONENTS) if key not in config]:
             raise ValueError(f"{missing[0]} is missing")
