@@ -16,7 +16,7 @@ from lightning_modules.nets.own import bind_models
 from lightning_modules.optimizers import optimizer_class
 from lightning_modules.training import Training
 from lightning_modules.trial import try_clients
-from pflsim.config.components import TARGET, bind_method, component_name
+from pflsim.config.components import TARGET, bind, bind_method, component_name
 from pflsim.config.settings import Settings
 from pflsim.data.content import hashes
 from pflsim.data.dataset import Dataset, dataset_warnings
@@ -29,10 +29,11 @@ from pflsim.errors import SettingsError, own_errors
 from pflsim.records.evaluation import Measures
 from pflsim.records.saved_settings import fixed_settings
 from pflsim.records.summary import RunMeta
-from pflsim.seeding import cohort, sample_faults
+from pflsim.seeding import cohort, sampled
 from pflsim.servers.base import MeanRule, ServerRule
 from pflsim.tasks.metrics import check_primary, measures_of, metrics_of
 from pflsim.tasks.task import LOSSES, task_of
+from pflsim.transforms.base import MakesTransform, Transform
 from pflsim.types import Split
 
 MOST_SAVED = 200
@@ -55,6 +56,8 @@ def prepare(
     """
     make_client, make_rule = bind_method(settings.method, client_kind=MakesClient, server_kind=MakesRule)
     models = bind_models(settings, kind=MakesNet)
+    with own_errors("uplink"):
+        uplink = bind(settings.uplink, "uplink", MakesTransform)()
     optimizer_class(settings.optimizer.name)  # refuses it before the data are loaded
     dataset, partition = load_federation(settings, kept)
     models = model_checks.fitted(models, dataset, settings)
@@ -77,6 +80,7 @@ def prepare(
         augment=settings.augment,
         metrics=metrics,
         on_nonfinite=settings.on_nonfinite,
+        uplink=None if type(uplink) is Transform else uplink,
     )
     with torch_threads(factory.threads):
         variants = model_checks.build_variants(factory, dataset, settings)
@@ -168,6 +172,8 @@ def _meta(
         if settings.task.name == "auto" and own
         else "",
         remedy=f"{other}a smaller lr than {settings.lr:g}, or a {'smaller ' * clipped}clip_grad_norm",
+        fraction=settings.fraction,
+        participation=settings.participation,
     )
 
 
@@ -180,16 +186,17 @@ def _plan(
     needs = f"eval.threshold={settings.eval.threshold}" if chosen else needs
     if needs and not any(map(len, partition.val[:clients])):
         raise SettingsError(f"{needs} needs validation examples, and no client has any: set split.validation above 0")
+    rounds, how, every = settings.rounds, settings.participation, tuple(range(clients))
     cohorts = tuple(
-        tuple(range(clients))
-        if rule.full_participation(t, settings.rounds)
-        else cohort(settings.seed, t, clients, settings.fraction)
-        for t in range(1, settings.rounds + 1)
+        every
+        if rule.full_participation(t, rounds) or (t == rounds and how.last == "all")
+        else cohort(settings.seed, t, clients, settings.fraction, how)
+        for t in range(1, rounds + 1)
     )
 
     def faults(kind: str, p: float) -> tuple[tuple[int, ...], ...]:  # of each round; empty if faults are off
-        rounds = enumerate(cohorts, start=1)
-        return tuple(sample_faults(settings.seed, kind, t, some, p) for t, some in rounds) if p > 0 else ()
+        numbered = enumerate(cohorts, start=1)
+        return tuple(sampled(settings.seed, kind, t, some, p) for t, some in numbered) if p > 0 else ()
 
     newcomers, rows = tuple(range(clients, settings.clients)), sorted(settings.eval.newcomer_rows)
     return RunPlan(
@@ -206,7 +213,7 @@ def _plan(
             "settings": fixed_settings(settings),
         },
         initial_round=rule.initial_round,
-        surveys=frozenset(t for t in range(1, settings.rounds + 1) if rule.surveys(t, settings.rounds)),
+        surveys=frozenset(t for t in range(1, rounds + 1) if rule.surveys(t, rounds)),
         units=tuple(u.name for u in module.layout(rule.unit)),
         newcomers=newcomers,
         few={n: tuple(client for client in newcomers if len(partition.train[client]) >= n) for n in rows},

@@ -114,7 +114,7 @@ class RayExecutor(BaseExecutor[ObjectRef]):
     def __init__(self, prepared: PreparedRun, layout: Layout, pool: ActorPool):
         super().__init__(prepared)
         placement, actors = prepared.settings.placement, len(layout.groups)
-        self._all_take_part = prepared.settings.fraction == 1
+        self._all_take_part = prepared.settings.fraction == 1 and prepared.settings.participation.cycle == 1
         slots = placement.gpus * placement.actors_per_gpu
         if actors < slots and placement.actors is None:
             logger.info(f"{slots} client actors fit on the GPUs; for more than {actors}, lower lockstep_clients")

@@ -20,6 +20,7 @@ from lightning_modules.base import ClientModule
 from lightning_modules.hosts.base_executor import BaseExecutor, PreparedRun
 from lightning_modules.hosts.client_host import ClientHost
 from lightning_modules.hosts.devices import torch_threads
+from lightning_modules.hosts.exchange import untransformable
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.loop import epoch_orders, train
 from lightning_modules.torch_defaults import default_dtype
@@ -325,6 +326,25 @@ def newcomers_join(make: Make) -> None:
     require(not equal(before, states(executor)[new]), "a newcomer does not change when it joins and trains")
 
 
+def uplinks_can_be_transformed(make: Make) -> None:
+    """Replies can pass a transform (uplink=topk), and one that sends everything changes nothing."""
+    plain = inline(make())
+    for t in (1, 2):
+        survey(plain, t)
+        sent = plain.send(range(CLIENTS))
+        trained = plain.run(TrainTask(t), sent)
+        for up in (up for handle in trained.uplinks for up in plain.uplinks(handle)):
+            if what := untransformable(up, plain.downlink(sent.downlinks[up.client])):  # type: ignore[arg-type]
+                raise Skipped(f"its clients send {what}")
+        plain.fuse(trained)
+    everything = inline(make("uplink=topk", "uplink.share=1"))
+    rounds(everything, (1, 2))
+    require_equal(states(plain), states(everything), "with uplink=topk uplink.share=1, a client differs")
+    require(
+        equal(plain.server_state(), everything.server_state()), "with uplink=topk uplink.share=1, the server differs"
+    )
+
+
 def lockstep_equals_loop(make: Make) -> None:
     """Clients that train in lockstep end as they do one by one, up to rounding."""
     if not make().factory.build().lockstep:
@@ -384,6 +404,7 @@ CHECKS = (
     resumed_equals_straight,
     newcomers_join,
     batch_norm_works,
+    uplinks_can_be_transformed,
     lockstep_equals_loop,
     trainer_equals_loop,
 )

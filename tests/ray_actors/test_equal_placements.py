@@ -30,6 +30,7 @@ from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.local import Local as LocalServer
 from pflsim.tasks.metrics import metrics_of
 from pflsim.tasks.task import Task
+from pflsim.transforms.compression import Chain
 from ray_actors.executor import RayExecutor
 from ray_actors.layout import Layout, Node, lay_out
 from ray_actors.resources import ActorPool
@@ -46,7 +47,8 @@ def worlds() -> Iterator[World]:
     yield pfedcfr(training=TRAINING)
     last = world(FedAvg, FedAvgServer(), training=TRAINING, model=dropout_mlp, augment="crop_flip")
     shift = Shift((0, 1, 0, 1), (Noise(0.0, 3), Noise(0.3, 3)))
-    factory = replace(last.factory, metrics=metrics_of(("macro_f1", "ece"), Task("classification", 3)))
+    uplink = Chain(parts=[{"random_k": {"share": 0.5}}, {"quantize": {"bits": 4}}])
+    factory = replace(last.factory, uplink=uplink, metrics=metrics_of(("macro_f1", "ece"), Task("classification", 3)))
     yield replace(last, partition=replace(last.partition, shift=shift), factory=factory)
 
 
@@ -56,6 +58,7 @@ def outcome(executor: Any, folder: Path) -> tuple[Any, ...]:
     folder.mkdir()
     numbers = (np.arange(5),) * CLIENTS
     traced = plan(CLIENTS, 3, splits=("test", "val"), eval_received=True, trace_rounds=(2,), recorded_rows=numbers)
+    traced = replace(traced, cohorts=(*traced.cohorts, ()))
     Simulation(executor, traced, folder, listener).run()
     traces = {name: data for name, data in files(folder).items() if name.startswith("trace")}
     assert len(traces) == 2 * CLIENTS + 1
