@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Annotated, Protocol
 
@@ -13,9 +13,10 @@ from annotated_types import Ge, Le
 from torch import Generator, Tensor
 
 from pflsim.config.validate import Portion, Positive
-from pflsim.data.federated import Examples
+from pflsim.data.federated import Examples, Shard
 from pflsim.errors import SettingsError
 from pflsim.fusion.means import uniform_mean
+from pflsim.messages import Uplink
 from pflsim.seeding import numpy_generator, torch_generator
 from pflsim.types import Tensors
 
@@ -34,10 +35,11 @@ class Attack:
         changes: whether the clients change what they send.
         colludes: whether the malicious clients of a round send the same weights, which depend on those of the others.
         predicts_classes: whether the clients must predict classes.
+        needs_mean: whether the server must take a mean of the clients' models.
     """
 
     from_round = 1
-    changes = colludes = predicts_classes = False
+    changes = colludes = predicts_classes = needs_mean = False
 
     def __init__(self, *, fraction: Half = 0.0):
         self.fraction = fraction
@@ -70,6 +72,51 @@ class Attack:
             malicious: how many malicious clients there are in the round.
         """
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Attackers:
+    """The malicious clients of a run.
+
+    Args:
+        attack: what they do.
+        clients: their ids.
+        seed: of the run.
+        cohort: the mean number of clients of a round.
+    """
+
+    attack: Attack
+    clients: frozenset[int]
+    seed: int
+    cohort: int
+
+    def poisoned(self, own: Shard) -> Shard:
+        """Return a client's data, with the training examples of the attack if it is malicious."""
+        if own.client not in self.clients:
+            return own
+        return replace(own, train=self.attack.poisoned(own.train, own.num_classes, self.seed, own.client))
+
+    def change(self, client: int, round_number: int) -> Callable[[Tensors], Tensors] | None:
+        """Return the function from a client's change to what it sends; None: it sends its change."""
+        if not self.attack.changes or client not in self.clients or round_number < self.attack.from_round:
+            return None
+        generator = torch_generator(self.seed, "attack", client, round_number)
+        return lambda change: self.attack.changed(change, generator, self.cohort)
+
+    def colluded(self, uplinks: Sequence[Uplink], known: Tensors, round_number: int) -> Sequence[Uplink]:
+        """Return the uplinks of a round with the weights that colluding clients send; 0: of no training."""
+        benign = [up.weights for up in uplinks if up.client not in self.clients]
+        if not self.attack.colludes or round_number < self.attack.from_round or not 0 < len(benign) < len(uplinks):
+            return uplinks
+        values = [{name: value.double() for name, value in own.items()} for own in benign]
+        known = {name: known.get(name, value).double() for name, value in benign[0].items()}
+        sent = self.attack.colluded(values, known, len(uplinks) - len(benign))
+        return [
+            replace(up, weights={name: sent[name].to(value.dtype) for name, value in up.weights.items()})
+            if up.client in self.clients
+            else up
+            for up in uplinks
+        ]
 
 
 class MakesAttack(Protocol):
@@ -123,14 +170,13 @@ class Backdoor(LabelFlip):
         boost: times the change that is sent.
     """
 
-    changes = True
-
     def __init__(
         self, *, fraction: Half = 0.2, ratio: Portion = 0.5, target: Annotated[int, Ge(0)] = 0, size: From1 = 3,
         boost: Positive = 1.0,
     ):  # fmt: skip
         super().__init__(fraction=fraction)
         self.ratio, self.target, self.size, self.boost = ratio, target, size, boost
+        self.changes = boost != 1
 
     def poisoned(self, examples: Examples, classes: int, seed: int, client: int) -> Examples:
         """Draw the square into some images."""
@@ -258,7 +304,7 @@ class Ipm(Attack):
         from_round: the first round of the attack.
     """
 
-    colludes = True
+    colludes = needs_mean = True
 
     def __init__(self, *, fraction: Half = 0.2, scale: Positive = 2.0, from_round: From1 = 1):
         super().__init__(fraction=fraction)

@@ -14,6 +14,7 @@ from lightning_modules.nets.adjust import Adjustments
 from lightning_modules.nets.net import Net
 from lightning_modules.torch_defaults import default_dtype
 from lightning_modules.training import Training
+from pflsim.attacks import Attackers
 from pflsim.engine.execution import ClientTask, EvalRequest, TrainTask
 from pflsim.params import dtype_of, snapshot
 from pflsim.seeding import seeded_global
@@ -72,6 +73,7 @@ class ClientFactory:
         augment: how the images of local training are varied.
         constants: buffers that do not travel, see `ClientModule.shared_buffers`.
         uplink: what happens to the weights that clients send after local training; None: nothing.
+        attackers: the malicious clients; None: there are none.
         on_nonfinite: what happens if a client's losses or uplink are not finite: abort, drop or keep.
     """
 
@@ -94,6 +96,7 @@ class ClientFactory:
     on_nonfinite: Literal["abort", "drop", "keep"] = "abort"
     constants: frozenset[str] = frozenset()
     uplink: Transform | None = None
+    attackers: Attackers | None = None
 
     def with_gpus(self, gpus: float) -> ClientFactory:
         """Return the factory for a host with this share of a GPU; 0 means that the host computes on the CPU."""

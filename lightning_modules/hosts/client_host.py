@@ -78,7 +78,10 @@ class ClientHost:
             if self.device.type == "cpu":
                 choose_memory_format(module, module.net)
         self.module: ClientModule = next(iter(self.modules.values()))
-        self.shards = {c: shard(dataset, partition, c).to(self.device) for c in clients}
+        self.shards = {c: shard(dataset, partition, c) for c in clients}
+        if attackers := factory.attackers:
+            self.shards = {c: attackers.poisoned(own) for c, own in self.shards.items()}
+        self.shards = {c: own.to(self.device) for c, own in self.shards.items()}
         self.stacked_shards: dict[int, StackedShards] = {}
         for stack in factory.stacks:
             if stack[0] in self.shards:
@@ -161,7 +164,7 @@ class ClientHost:
             }[type(task)]  # fmt: skip
             results = results or {client: do(task, client, message) for client, message in messages.items()}
         self._checked.add(kind)
-        if isinstance(task, TrainTask) and self.factory.uplink is not None:
+        if isinstance(task, TrainTask) and (self.factory.uplink or self.factory.attackers):
             for client, message in messages.items():
                 with client_errors(client, task.round_number, "uplink"), torch_threads(self.factory.threads):
                     results[client] = self._sent(task, message, results[client])
@@ -177,11 +180,14 @@ class ClientHost:
         return replace(reply, report=replace(reply.report, seconds=seconds, gpu_bytes=self._gpu_bytes()))
 
     def _sent(self, task: TrainTask, downlink: Message | None, reply: Reply) -> Reply:
-        """Return a reply as the run's transform of uplinks sends it."""
-        assert downlink is not None and self.factory.uplink is not None
-        client, seed = reply.report.client, self.factory.seed
-        module = self.modules[self.factory.variant_of(client)]
-        return sent(reply, downlink, module, self.factory.uplink, Sender(seed, client, task.round_number))
+        """Return a reply as a malicious client, and the run's transform of uplinks, send it."""
+        client, factory = reply.report.client, self.factory
+        attack = factory.attackers and factory.attackers.change(client, task.round_number)
+        if not (attack or factory.uplink):
+            return reply
+        assert downlink is not None
+        sender, module = Sender(factory.seed, client, task.round_number), self.modules[factory.variant_of(client)]
+        return sent(reply, downlink, module, factory.uplink, sender, attack)
 
     def _gpu_bytes(self) -> int:
         """Return the peak of the memory on the GPU so far, which takes 0.4 ms."""

@@ -3,7 +3,7 @@
 Hooks take longer than the arithmetic of a small model, client by client.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
@@ -112,7 +112,14 @@ def untransformable(uplink: Uplink, received: Message) -> str:
     return next((what for what, content in parts.items() if content), "")
 
 
-def sent(reply: Reply, received: Message, module: ClientModule, transform: Transform, sender: Sender) -> Reply:
+def sent(
+    reply: Reply,
+    received: Message,
+    module: ClientModule,
+    transform: Transform | None,
+    sender: Sender,
+    attack: Callable[[Tensors], Tensors] | None = None,
+) -> Reply:
     """Return the reply to local training as a transform sends it: with the weights that the server then knows.
 
     Args:
@@ -121,6 +128,7 @@ def sent(reply: Reply, received: Message, module: ClientModule, transform: Trans
         module: of the client, for the names of the shared parameters, whose change is transformed.
         transform: of the run.
         sender: the client.
+        attack: what a malicious client does to its change before.
 
     Raises:
         SettingsError: see `untransformable`.
@@ -128,17 +136,20 @@ def sent(reply: Reply, received: Message, module: ClientModule, transform: Trans
     uplink, state, known = reply.uplink, reply.state, received.weights
     assert uplink is not None and state is not None
     if what := untransformable(uplink, received):
-        why = f"its clients send {what}, and an uplink transform takes weights only; set uplink=none"
+        which = ("an uplink transform", "uplink") if transform else ("this attack", "attack")
+        why = f"its clients send {what}, and {which[0]} takes weights only; set {which[1]}=none"
         raise SettingsError(f"method={module.training_settings.method}: {why}")
     names = [name for name in module.shared_parameters() if name in uplink.weights]
     if not names:
         return reply
     change = {name: uplink.weights[name].double() - known[name].double() for name in names}  # exact for float32
+    change = attack(change) if attack else change
     kept = {key.removeprefix(MEMORY).replace("/", "."): key for key in state if key.startswith(MEMORY)}
-    values, memory, size = transform(change, {name: state[key] for name, key in kept.items()}, sender)
+    before = {name: state[key] for name, key in kept.items()}
+    values, memory, size = transform(change, before, sender) if transform else (change, before, None)
     weights = {name: (known[name].double() + values[name]).to(uplink.weights[name].dtype) for name in names}
     others = sum(value.nbytes for name, value in uplink.weights.items() if name not in weights)
-    uplink = replace(uplink, weights={**uplink.weights, **weights}, size=size.nbytes + others)
+    uplink = replace(uplink, weights={**uplink.weights, **weights}, size=size and size.nbytes + others)
     report = replace(reply.report, up_bytes=payload_bytes(uplink))
     return replace(reply, report=report, uplink=uplink, state={**state, **{kept[name]: memory[name] for name in kept}})
 

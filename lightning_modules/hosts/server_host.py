@@ -55,7 +55,11 @@ class ServerHost:
         """
         ordered = sorted((up for some in uplinks for up in some), key=lambda up: up.client)
         with torch_threads(self.threads), products_on(self.device), self._unchanged_attributes():
-            before, given = self.rule.aggregated(self.state, ordered, round_number)
+            given: Sequence[Uplink] = ordered
+            if self.rule.attackers:
+                known = self.rule.global_weights(self.state) or {}
+                given = self.rule.attackers.colluded(ordered, known, round_number)
+            before, given = self.rule.aggregated(self.state, given, round_number)
             state = self.rule.stepped(before, self.rule.fuse(before, given))
             diagnostics = diagnose(self.rule, state, ordered, len(self.federation.clients), matrices)
         self.state, self._fused = state, True  # last, so that a failure leaves it unchanged

@@ -51,6 +51,8 @@ IGNORED = (
 """Settings that two runs of one experiment may differ in: the seed, names and paths, the executor, its placement and
 the size of stacks (which change at most the last bits of a result), and what is recorded."""
 
+NEWER = ("uplink", "attack", "aggregator")
+"""Components that runs of earlier versions do not have."""
 SCORED = ["round", "model", "phase", "client"]
 """The columns that match rows of per_client.csv with those of predictions.npz."""
 NO_SHARE = "it is a share of no rows, or no threshold was chosen"
@@ -60,7 +62,8 @@ UNSCORED = (
 """Why an interval is missing."""
 FEDERATION = ("data", "shift", "partition", "split", "clients")
 """Settings that determine, with the seed, every client's examples. If groups share a seed, the hash decides."""
-PROTOCOL = ("eval.clients", "eval.every", "eval.holdout_clients", "eval.primary", "eval.mode", "task.name")
+PROTOCOL = ("eval.clients", "eval.every", "eval.holdout_clients", "eval.primary", "eval.mode", "task.name",
+            "attack.fraction")  # fmt: skip
 """Settings that determine which clients are evaluated and in which rounds."""
 
 Inputs = keys({
@@ -420,7 +423,8 @@ def read_run(folder: Path) -> Run:
         SettingsError: the folder is no run folder, has no finished round, or a file in it cannot be read.
     """
     with reading(folder / CONFIG, FORM):
-        config = {"uplink": Settings().uplink, **saved_config(folder / CONFIG)}
+        newer = {name: getattr(Settings(), name) for name in NEWER}
+        config = {**newer, **saved_config(folder / CONFIG)}
         valid(Settings, config)
         if missing := [key for key in ("seed", "rounds", *COMPONENTS) if key not in config]:
             raise ValueError(f"{missing[0]} is missing")

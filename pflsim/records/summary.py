@@ -47,6 +47,7 @@ class RunMeta:
         precision: of convolutions and matrix products.
         loss: its name, if the task was found from the targets of a user's data.
         remedy: the settings that help if training diverges.
+        attack: name, fraction and malicious clients of an attack; None: every client is evaluated.
         fraction, participation: how the clients of a round are drawn.
     """
 
@@ -73,6 +74,7 @@ class RunMeta:
     remedy: str = "a smaller lr"
     fraction: float = 1.0
     participation: Participation = Participation()
+    attack: Mapping[str, Any] | None = None
 
     def phase(self, model: ModelKind) -> EvalPhase:
         """Return the phase in which a model is reported; "received" for the global model, which no client trains."""
@@ -175,6 +177,7 @@ def to_dict(summary: Summary) -> dict[str, object]:
         "actor_restarts": summary.actor_restarts or None,
         "warnings": list(summary.warnings) or None,
         "newcomers": _newcomers(summary) if meta.newcomers else None,
+        "attack": meta.attack,
     }
     return {
         "complete": summary.complete,

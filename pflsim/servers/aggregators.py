@@ -19,10 +19,9 @@ Minority = Annotated[float, Ge(0), Lt(0.5)]
 Steps = Annotated[int, Ge(1), Le(10_000)]
 
 
-class Aggregator(ABC):
-    """Base class of aggregators of changes."""
+class Aggregator:
+    """Base class of aggregators of changes. It is itself `aggregator=none`."""
 
-    @abstractmethod
     def __call__(self, changes: Sequence[Tensors], memory: Tensors) -> tuple[Tensors, Tensors]:
         """Return the change of the server's model, and what the server keeps for the next round.
 
@@ -30,21 +29,23 @@ class Aggregator(ABC):
             changes: of the shared tensors of K ≥ 1 clients, in float64, by ascending client id. Must not be modified.
             memory: what it kept in the round before; {} before round 1.
         """
+        raise NotImplementedError
 
 
 class MakesAggregator(Protocol):
     """Type of an aggregator with its settings bound."""
 
-    def __call__(self) -> Aggregator | None:
-        """Return the aggregator; None: the mean weighted by training examples."""
+    def __call__(self) -> Aggregator:
+        """Return the aggregator."""
         ...
 
 
-def none() -> None:
+def none() -> Aggregator:
     """Take the mean weighted by training examples, or what else the method takes."""
+    return Aggregator()
 
 
-class RowAggregator(Aggregator):
+class RowAggregator(Aggregator, ABC):
     """Base class of aggregators that see a client's change as one row."""
 
     def __call__(self, changes: Sequence[Tensors], memory: Tensors) -> tuple[Tensors, Tensors]:

@@ -8,6 +8,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from pflsim.attacks import Attackers
 from pflsim.errors import SettingsError
 from pflsim.fusion import ServerOptimizer
 from pflsim.fusion.server_optimizers import server_step
@@ -71,6 +72,9 @@ class ServerRule(ABC, Generic[State]):
     """The kind of fusion unit that the rule mixes."""
     initial_round: bool = False
     """Whether all clients reply once before round 1, without training, and the rule fuses their replies."""
+
+    attackers: Attackers | None = None
+    """The malicious clients of the run."""
 
     def full_participation(self, round_number: int, rounds: int) -> bool:
         """Return whether all clients take part in this round, whatever `fraction` is. Must not depend on the state."""
