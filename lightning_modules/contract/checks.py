@@ -339,10 +339,9 @@ def uplinks_can_be_transformed(make: Make) -> None:
         plain.fuse(trained)
     everything = inline(make("uplink=topk", "uplink.share=1"))
     rounds(everything, (1, 2))
-    require_equal(states(plain), states(everything), "with uplink=topk uplink.share=1, a client differs")
-    require(
-        equal(plain.server_state(), everything.server_state()), "with uplink=topk uplink.share=1, the server differs"
-    )
+    require_equal(states(plain), states(everything), "a client differs with uplink=topk uplink.share=1")
+    same = equal(plain.server_state(), everything.server_state())
+    require(same, "the server's state differs with uplink=topk uplink.share=1")
 
 
 def lockstep_equals_loop(make: Make) -> None:

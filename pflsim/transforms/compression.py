@@ -1,4 +1,4 @@
-"""Compression of uplinks: less values, or fewer bits for each."""
+"""Compression of uplinks: fewer values, or fewer bits for each."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ class TopK(Transform):
     """Send the largest values over all tensors, and their positions as numbers or as a bit map.
 
     Args:
-        share: of the values that is sent, in (0, 1].
+        share: fraction of the values that is sent, in (0, 1].
         feedback: add to the next change what was not sent of this one (error feedback).
     """
 
@@ -42,7 +42,7 @@ class RandomK(Transform):
     """Send random values, whose positions the server draws too.
 
     Args:
-        share: of the values that is sent, in (0, 1].
+        share: fraction of the values that is sent, in (0, 1].
         feedback: add to the next change what was not sent of this one; without it, the values are divided by the share.
     """
 
@@ -63,7 +63,7 @@ class Quantize(Transform):
     """Round the values of each tensor at random to multiples of a step, without bias (QSGD with the maximum norm).
 
     Args:
-        bits: of a value; the largest absolute value of a tensor is 2^(bits−1) − 1 steps.
+        bits: bits of a value; the largest absolute value of a tensor is 2^(bits−1) − 1 steps.
         feedback: add to the next change what was not sent of this one (error feedback).
     """
 
@@ -119,7 +119,7 @@ class Chain(Transform):
     """Apply several transforms one after another.
 
     Args:
-        parts: their names, or dotted names, with their settings: [{topk: {share: 0.01}}, {quantize: {bits: 8}}].
+        parts: names of transforms, or dotted names, with their settings.
         feedback: add to the next change what was not sent of this one (error feedback).
     """
 
