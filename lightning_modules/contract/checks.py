@@ -26,6 +26,7 @@ from lightning_modules.loop import epoch_orders, train
 from lightning_modules.torch_defaults import default_dtype
 from pflsim.data.federated import Examples
 from pflsim.engine.execution import EvalRequest, Executor, FinetuneTask, ReplyTask, Sent, TrainTask
+from pflsim.errors import RunError, SettingsError
 from pflsim.messages import payload_bytes
 from pflsim.params import Selector, snapshot
 from pflsim.records.checkpoint_write import to_bytes
@@ -344,6 +345,27 @@ def uplinks_can_be_transformed(make: Make) -> None:
     require(same, "the server's state differs with uplink=topk uplink.share=1")
 
 
+def uplinks_can_be_attacked_and_aggregated(make: Make) -> None:
+    """Clients can send another change (attack=sign_flip), and a median of one client is what it sends."""
+    alone, refused = list[object](), list[str]()
+    for settings in (("attack=sign_flip", "attack.fraction=0.25"), ("aggregator=median",), ()):
+        try:
+            executor = inline(make(*settings))
+            rounds(executor, (1, 2), range(CLIENTS) if "attack=sign_flip" in settings else [1])
+        except (SettingsError, RunError) as error:
+            reason: BaseException | None = error
+            while reason and not isinstance(reason, SettingsError):
+                reason = reason.__cause__
+            if reason is None:
+                raise
+            refused.append(str(reason))
+        else:
+            alone += [executor.server_state()] * ("attack=sign_flip" not in settings)
+    require(equal(alone[0], alone[-1]), "with aggregator=median and one client, the server differs")
+    if refused:
+        raise Skipped("; ".join(refused))
+
+
 def lockstep_equals_loop(make: Make) -> None:
     """Clients that train in lockstep end as they do one by one, up to rounding."""
     if not make().factory.build().lockstep:
@@ -404,6 +426,7 @@ CHECKS = (
     newcomers_join,
     batch_norm_works,
     uplinks_can_be_transformed,
+    uplinks_can_be_attacked_and_aggregated,
     lockstep_equals_loop,
     trainer_equals_loop,
 )

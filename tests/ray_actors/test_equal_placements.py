@@ -17,6 +17,7 @@ from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.local import Local
 from lightning_modules.prepare import PreparedRun
 from lightning_modules.prototypes import class_means
+from pflsim.attacks import Alie, Attackers, RandomUpdate
 from pflsim.config.settings import Placement
 from pflsim.data.federated import Shard
 from pflsim.data.shifts import Noise, Shift
@@ -25,6 +26,7 @@ from pflsim.engine.simulation import Simulation
 from pflsim.messages import Message, Uplink
 from pflsim.params import NOTHING
 from pflsim.records.predictions import PREDICTIONS
+from pflsim.servers.aggregators import CenteredClipping
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.local import Local as LocalServer
@@ -50,6 +52,10 @@ def worlds() -> Iterator[World]:
     uplink = Chain(parts=[{"random_k": {"share": 0.5}}, {"quantize": {"bits": 4}}])
     factory = replace(last.factory, uplink=uplink, metrics=metrics_of(("macro_f1", "ece"), Task("classification", 3)))
     yield replace(last, partition=replace(last.partition, shift=shift), factory=factory)
+    robust = world(FedAvg, server := FedAvgServer(), training=TRAINING)
+    server.aggregator, server.attackers = CenteredClipping(bound=0.1), Attackers(Alie(), frozenset({2}), 0, CLIENTS)
+    changing = Attackers(RandomUpdate(), frozenset({1, 3}), 0, CLIENTS)
+    yield replace(robust, factory=replace(robust.factory, attackers=changing))
 
 
 def outcome(executor: Any, folder: Path) -> tuple[Any, ...]:
