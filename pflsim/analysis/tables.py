@@ -328,7 +328,8 @@ def notes(comparison: Comparison) -> Iterator[str]:
     spread = "; ± is the sample standard deviation over seeds" if len(runs) > len(comparison.groups) else ""
     on = {run.summary["accuracy_of"]["clients"] for run in runs}
     clients = who_is_evaluated(on.pop()) if len(on) == 1 else "the evaluated clients"
-    clients += ", without newcomers" if any(run.summary.get("newcomers") for run in runs) else ""
+    for key, who in (("newcomers", "newcomers"), ("attack", "malicious ones")):
+        clients += f", without {who}" if any(run.summary.get(key) for run in runs) else ""
     primary, worst = in_text(comparison.primary), "lowest" if comparison.higher else "highest"
     yield f"{primary}: mean test {primary} over {clients}{spread}"
     yield "weighted mean: weighted by the clients' test examples"
