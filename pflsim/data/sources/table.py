@@ -139,7 +139,8 @@ class Encoder:
         for name in self.numbers:
             with reading(f"column {name!r}", "finite numbers"):
                 if (cells := numbers_of_cells(frame[name], self.missing)) is None:
-                    unread = frame[name][to_numeric(frame[name], errors="coerce").isna() & frame[name].notna()]
+                    found_numbers: Any = to_numeric(frame[name], errors="coerce")
+                    unread = frame[name][found_numbers.isna() & frame[name].notna()]
                     raise ValueError(f"there is text, such as {unread.iloc[0]!r}" if len(unread) else "there is text")
                 found[name] = cells
         for name in self.categories:
