@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from lightning_modules.phases import Stage
 from lightning_modules.predictions import confusion, recalibrated, totals
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import CropFlip, Examples, Partition, Shard, StackedShards, shard, stacked_shards
+from pflsim.data.sets import examples_of
 from pflsim.engine.execution import AdaptTask, ClientTask, EvalRequest, FinetuneTask, ReplyTask, TrainTask
 from pflsim.errors import ClientError, client_errors
 from pflsim.messages import Message, payload_bytes
@@ -69,6 +71,10 @@ class ClientHost:
                 choose_memory_format(module, module.net)
         self.module: ClientModule = next(iter(self.modules.values()))
         self.shards = {c: shard(dataset, partition, c).to(self.device) for c in clients}
+        copied = cache(lambda own: examples_of(dataset, partition, own).to(self.device))  # clients share some sets
+        for name, sets in partition.sets.items():
+            for c in self.shards.keys() & {*range(len(sets))}:
+                self.shards[c] = replace(self.shards[c], sets={**self.shards[c].sets, name: copied(sets[c])})
         self.stacked_shards: dict[int, StackedShards] = {}
         for stack in factory.stacks:
             if stack[0] in self.shards:

@@ -6,8 +6,8 @@ from importlib.util import find_spec
 from typing import Any, get_type_hints
 
 from pflsim.config.components import COMPONENTS, check_component, keys_of
-from pflsim.config.names import program, shortened, unknown_key, written
-from pflsim.config.settings import OnError, Settings, dotted
+from pflsim.config.names import nearest, program, shortened, unknown_key, written
+from pflsim.config.settings import TEST_SETS, Eval, OnError, Settings, dotted
 from pflsim.config.validate import check_no_password, checked
 from pflsim.display.metrics import UNDIRECTED
 from pflsim.errors import SettingsError
@@ -131,6 +131,7 @@ def _contradictions(settings: Settings) -> Iterator[str]:
     models = settings.eval.models
     if not 0 < len({*models}) == len(models):
         yield f"eval.models={written(models)}: expected personal, global or both, each once"
+    yield from _of_sets(settings)
     if settings.eval.primary in UNDIRECTED:
         yield f"eval.primary={settings.eval.primary}: neither higher nor lower is better; list it in eval.metrics"
     if settings.eval.sensitivity is not None and settings.split.get("validation") == 0:
@@ -171,3 +172,17 @@ def _contradictions(settings: Settings) -> Iterator[str]:
     mixed = names.get("partition") != "by_client" or (names.get("split") == "official" and test_by != "clients")
     if names.get("data") == "synthetic" and mixed:
         yield "data=synthetic has a model for each client: set partition=by_client split.test_by=clients"
+
+
+def _of_sets(settings: Settings) -> Iterator[str]:
+    """Yield what is wrong with the test sets."""
+    chosen, default = settings.eval, Eval()
+    for name in chosen.sets:
+        if name not in TEST_SETS:
+            yield f"eval.sets: there is no test set {name}; {nearest(name, TEST_SETS)}"
+        if chosen.sets.count(name) > 1:
+            yield f"eval.sets={written(chosen.sets)}: expected each test set once"
+        if name == "others" and settings.trained == 1:
+            yield f"eval.sets={written(chosen.sets)}: {name} needs at least two clients that train"
+    if (number := chosen.all_examples) != default.all_examples and "all" not in chosen.sets:
+        yield f"eval.all_examples={number} has no effect without eval.sets=[all]; leave it out"

@@ -22,6 +22,8 @@ LARGEST = 2**31 - 1
 """Limit of whole numbers without an upper bound of their own, so that products of them do not overflow."""
 DEFAULT_RETRIES = 3
 """Retries of `retry` without a number; with the rule drop, of what is not a client (server, a starting actor)."""
+TEST_SETS = ("others", "all")
+"""Test sets besides each client's own."""
 Count = Annotated[int, Ge(1), Le(LARGEST)]
 CountOrZero = Annotated[int, Ge(0), Le(LARGEST)]
 Epochs = Annotated[int, Ge(1), Le(1_000_000)]
@@ -116,6 +118,10 @@ class Eval:
     """Whether the lowest (min) or the highest (max) primary metric is best; auto: as the metric says."""
     threshold: float | str = 0.5
     """Probability from which on class 1 of two is predicted: 0.5, or sensitivity:0.9, chosen on validation rows."""
+    sets: list[str] = field(default_factory=list)
+    """Test sets besides each client's own: others (rows of the others) or all (the same for every client)."""
+    all_examples: Count = 1000
+    """Rows of the test set all at most."""
     received: bool = False
     """Evaluate the personal model both as received and after local training."""
     batch_size: Count | None = None

@@ -17,8 +17,9 @@ from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.local import Local
 from lightning_modules.prepare import PreparedRun
 from lightning_modules.prototypes import class_means
-from pflsim.config.settings import Placement
+from pflsim.config.settings import Eval, Placement, Settings
 from pflsim.data.federated import Shard
+from pflsim.data.sets import drawn
 from pflsim.data.shifts import Noise, Shift
 from pflsim.engine.execution import ReplyTask, Sent
 from pflsim.engine.simulation import Simulation
@@ -35,6 +36,7 @@ from ray_actors.layout import Layout, Node, lay_out
 from ray_actors.resources import ActorPool
 
 CLIENTS = 4
+SETS = ("others", "all")
 PLACEMENTS = {
     "one actor": Placement(actors=1),
     "packed": Placement(),
@@ -47,15 +49,19 @@ def worlds() -> Iterator[World]:
     last = world(FedAvg, FedAvgServer(), training=TRAINING, model=dropout_mlp, augment="crop_flip")
     shift = Shift((0, 1, 0, 1), (Noise(0.0, 3), Noise(0.3, 3)))
     factory = replace(last.factory, metrics=metrics_of(("macro_f1", "ece"), Task("classification", 3)))
-    yield replace(last, partition=replace(last.partition, shift=shift), factory=factory)
+    rows = replace(last.partition, shift=shift)
+    sets = drawn(Settings(clients=CLIENTS, eval=Eval(sets=[*SETS])), last.dataset, rows)
+    yield replace(last, partition=replace(rows, sets=sets), factory=factory)
 
 
-def outcome(executor: Any, folder: Path) -> tuple[Any, ...]:
+def outcome(executor: Any, folder: Path, sets: Sequence[str] = ()) -> tuple[Any, ...]:
     """Everything a run leaves, without its times."""
     listener = Records()
     folder.mkdir()
     numbers = (np.arange(5),) * CLIENTS
-    traced = plan(CLIENTS, 3, splits=("test", "val"), eval_received=True, trace_rounds=(2,), recorded_rows=numbers)
+    traced = plan(
+        CLIENTS, 3, splits=("test", "val"), eval_received=True, trace_rounds=(2,), recorded_rows=numbers, sets=sets
+    )
     Simulation(executor, traced, folder, listener).run()
     traces = {name: data for name, data in files(folder).items() if name.startswith("trace")}
     assert len(traces) == 2 * CLIENTS + 1
@@ -69,8 +75,8 @@ def test_equal_to_the_bit(name: str, pool: ActorPool, tmp_path: Path) -> None:
     for number, w in enumerate(worlds()):
         executor = RayExecutor(w, layout, pool)
         executor.start()
-        inline = outcome(w.inline(), tmp_path / f"inline{number}")
-        agree(outcome(executor, tmp_path / f"ray{number}"), inline)
+        inline = outcome(w.inline(), tmp_path / f"inline{number}", [*w.partition.sets])
+        agree(outcome(executor, tmp_path / f"ray{number}", [*w.partition.sets]), inline)
         assert bool(inline[1][0][0].evaluations[0].metrics) == bool(w.factory.metrics)
 
 
