@@ -182,7 +182,8 @@ def _of_sets(settings: Settings) -> Iterator[str]:
             yield f"eval.sets: there is no test set {name}; {nearest(name, TEST_SETS)}"
         if chosen.sets.count(name) > 1:
             yield f"eval.sets={written(chosen.sets)}: expected each test set once"
-        if name == "others" and settings.trained == 1:
+        if name in ("others", "mixture") and settings.trained == 1:
             yield f"eval.sets={written(chosen.sets)}: {name} needs at least two clients that train"
-    if (number := chosen.all_examples) != default.all_examples and "all" not in chosen.sets:
-        yield f"eval.all_examples={number} has no effect without eval.sets=[all]; leave it out"
+    for key, needed in (("all_examples", ("all",)), ("severity", TEST_SETS[2:])):
+        if (value := getattr(chosen, key)) != getattr(default, key) and not {*needed} & {*chosen.sets}:
+            yield f"eval.{key}={value} has no effect with eval.sets={written(chosen.sets)}; leave it out"

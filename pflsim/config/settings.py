@@ -22,7 +22,11 @@ LARGEST = 2**31 - 1
 """Limit of whole numbers without an upper bound of their own, so that products of them do not overflow."""
 DEFAULT_RETRIES = 3
 """Retries of `retry` without a number; with the rule drop, of what is not a client (server, a starting actor)."""
-TEST_SETS = ("others", "all")
+CORRUPTIONS = (
+    "gaussian_noise", "shot_noise", "impulse_noise", "gaussian_blur", "contrast", "brightness", "pixelate", "jpeg",
+    "feature_noise", "missing_columns",
+)  # fmt: skip
+TEST_SETS = ("others", "all", "mixture", "corrupted", *CORRUPTIONS)
 """Test sets besides each client's own."""
 Count = Annotated[int, Ge(1), Le(LARGEST)]
 CountOrZero = Annotated[int, Ge(0), Le(LARGEST)]
@@ -119,7 +123,9 @@ class Eval:
     threshold: float | str = 0.5
     """Probability from which on class 1 of two is predicted: 0.5, or sensitivity:0.9, chosen on validation rows."""
     sets: list[str] = field(default_factory=list)
-    """Test sets besides each client's own: others (rows of the others) or all (the same for every client)."""
+    """Test sets besides each client's own: others, all, mixture, corrupted, or a corruption by name."""
+    severity: Annotated[int, Ge(1), Le(5)] = 3
+    """Severity of the corruptions of test sets, from 1 to 5."""
     all_examples: Count = 1000
     """Rows of the test set all at most."""
     received: bool = False

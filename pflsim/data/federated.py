@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pflsim.data.corruptions import Corruptor
 from pflsim.data.dataset import Dataset
 from pflsim.data.shifts import Shift
 from pflsim.errors import called
@@ -30,14 +31,18 @@ class TestSet:
     Args:
         rows: their numbers in the data set.
         owners: the client that has each of them, whose shift it keeps.
+        corruptions: how each of them is corrupted; "": not at all.
+        corruptor: corrupts them; None: no row is corrupted.
     """
 
     rows: np.ndarray
     owners: np.ndarray
+    corruptions: np.ndarray
+    corruptor: Corruptor | None = None
 
     def taken(self, index: np.ndarray) -> TestSet:
         """Return some of the rows, by number or by mask."""
-        return TestSet(self.rows[index], self.owners[index])
+        return TestSet(self.rows[index], self.owners[index], self.corruptions[index], self.corruptor)
 
 
 @dataclass(frozen=True, slots=True)

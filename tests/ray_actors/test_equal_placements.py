@@ -36,7 +36,7 @@ from ray_actors.layout import Layout, Node, lay_out
 from ray_actors.resources import ActorPool
 
 CLIENTS = 4
-SETS = ("others", "all")
+SETS = ("others", "all", "mixture", "corrupted", "jpeg")
 PLACEMENTS = {
     "one actor": Placement(actors=1),
     "packed": Placement(),

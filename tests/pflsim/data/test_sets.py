@@ -12,6 +12,8 @@ from support import dataset, partition
 import pflsim
 from pflsim.analysis.runs import Run
 from pflsim.config.settings import Eval, Settings
+from pflsim.data.content import row_digests
+from pflsim.data.corruptions import Corruptor
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition, shard
 from pflsim.data.sets import drawn, examples_of
@@ -28,18 +30,37 @@ def with_sets(*names: str, data: Dataset = DATA, rows: Partition = CLIENTS, **se
 
 
 def test_others_are_rows_of_the_others() -> None:
-    """Of two clients, those of the other one; of four, as many as its own, with the shift of their owners."""
+    """Of two clients, those of the other one; of four, as many as its own."""
     two = replace(CLIENTS, **{part: getattr(CLIENTS, part)[:2] for part in ("train", "val", "test")})
     own = with_sets("others", rows=two).sets["others"]
     assert [sorted(each.rows) for each in own] == [[*two.test[1]], [*two.test[0]]]
-    four = with_sets("others")
+    for client, each in enumerate(with_sets("others").sets["others"]):
+        assert len({*each.rows}) == 5 and not {*each.rows} & {*CLIENTS.test[client]}
+
+
+def test_rows_as_inputs() -> None:
+    """With the shift of their owners, then corrupted: a row in the same way in each set."""
+    four = with_sets("others", "contrast", "corrupted", "mixture", severity=5)
     tests = [shard(DATA, four, client).test for client in range(4)]
-    for client, drawn_rows in enumerate(four.sets["others"]):
-        assert len({*drawn_rows.rows}) == 5 and not {*drawn_rows.rows} & {*four.test[client]}
-        found = examples_of(DATA, four, drawn_rows)
-        for x, y, row, owner in zip(found.x, found.y, drawn_rows.rows, drawn_rows.owners, strict=True):
-            at = [*four.test[owner]].index(row)
-            assert torch.equal(x, tests[owner].x[at]) and y == tests[owner].y[at]
+    corrupt = Corruptor(5, 0, np.zeros(0), np.zeros(0))
+    for name, sets in four.sets.items():
+        for client, own in enumerate(sets):
+            found = examples_of(DATA, four, own)
+            assert len(found) == 5 and (found.x.dtype == torch.uint8) == (name == "others")
+            digests = [digest.tobytes().hex() for digest in row_digests(DATA, own.rows)]
+            each = zip(own.rows, own.owners, own.corruptions, digests, strict=True)
+            for (x, y), (row, owner, how, digest) in zip(
+                zip(*found.batch(slice(None)), strict=True), each, strict=True
+            ):
+                at = [*four.test[owner]].index(row)
+                plain = tests[owner].batch(slice(at, at + 1))[0][0].numpy()
+                wanted = corrupt(how, plain, digest, owner) if how else plain
+                assert np.array_equal(x.numpy(), wanted) and y == tests[owner].y[at]
+            assert ({*own.rows} == {*four.test[client]}) == (name in ("contrast", "corrupted"))
+    assert {*four.sets["contrast"][0].corruptions} == {"contrast"}
+    kinds = {name: {*np.concatenate([own.corruptions for own in four.sets[name]])} for name in four.sets}
+    assert len(kinds["corrupted"]) > 4 and "" in kinds["mixture"] and len(kinds["mixture"]) > 1
+    assert any((own.owners != client).any() for client, own in enumerate(four.sets["mixture"]))
 
 
 def test_rows_depend_on_content_only() -> None:
