@@ -363,8 +363,8 @@ def compare(
         at: round that figures are taken from: best_val, last or best_test_oracle; default: best_val if all runs have
             validation data, else last.
         target: accuracy to reach, in [0, 1]; default: the highest that every run reaches.
-        set: judge the clients that joined after the last round, as received or after local training; default: the
-            clients that train.
+        set: judge on a test set of `eval.sets`, or the clients that joined after the last round: new_received,
+            new_trained, ...; default: the clients that train, on their own rows.
 
     Returns:
         One comparison for each set of runs on the same clients.
@@ -389,6 +389,7 @@ def figures(
     against: Literal["rounds", "bytes", "seconds"] = "rounds",
     reference: str | None = None,
     at: str | None = None,
+    set: str | None = None,
 ) -> dict[str, Figure]:
     """Draw figures for a paper: width of a column, font sizes and embedded fonts of a template.
 
@@ -400,6 +401,7 @@ def figures(
         against: the x axis of `curves`.
         reference: see `compare`.
         at: see `compare`.
+        set: see `compare`.
 
     Returns:
         The figures by name; with several sets of comparable runs, `forest-1`, `forest-2`, …
@@ -409,8 +411,10 @@ def figures(
     """
     from pflsim.analysis.comparison import compare_sets
     from pflsim.analysis.figures import all_figures
+    from pflsim.analysis.runs import judged_on
 
-    compared = compare_sets(_runs(runs), reference, choice=cast(Any, at))
+    judged = (judged_on(run, set) for run in _runs(runs))
+    compared = compare_sets(judged, reference, choice=cast(Any, at))
     return {name: figure for name, (figure, _) in all_figures(compared, style, only, against).items()}
 
 
