@@ -20,6 +20,8 @@ UNUSED = {
     **dict.fromkeys(("fedadam", "fedyogi"), ("nesterov",)),
 }
 """Settings without effect, by server optimiser."""
+WITHOUT_PARTS = ("explicit", "pfllib", "by_client")
+"""Partitions of given rows or clients, which cannot be drawn apart for those that are held out."""
 
 
 def settings_from(config: Mapping[str, Any], used: Sequence[str] = COMPONENTS) -> Settings:
@@ -36,6 +38,11 @@ def settings_from(config: Mapping[str, Any], used: Sequence[str] = COMPONENTS) -
     for name in COMPONENTS:
         if not getattr(settings, name):
             raise SettingsError(f"{name} is not set; give {name}=NAME ({program()} --help lists the names)")
+    if "partition" in used and (changed := settings.eval.holdout_partition):
+        try:
+            check_component({**settings.partition, **changed}, "partition")
+        except SettingsError as error:
+            raise SettingsError(f"eval.holdout_partition={written(changed)}: {error}") from error
     return replace(settings, **{name: check_component(getattr(settings, name), name) for name in used})
 
 
@@ -120,6 +127,12 @@ def _contradictions(settings: Settings) -> Iterator[str]:
         )
     elif isinstance(named, list) and len({*map(str, named)}) < held:
         yield f"eval.holdout_clients={written(named)}: expected each client once"
+    rule = settings.partition.get("_target_", "").rpartition(".")[2]
+    if changed := settings.eval.holdout_partition:
+        if not held or isinstance(named, list):
+            yield f"eval.holdout_partition={written(changed)} needs a number of clients: set eval.holdout_clients=N"
+        elif rule in WITHOUT_PARTS:
+            yield f"eval.holdout_partition={written(changed)}: partition={rule} does not draw the clients' rows"
     if (few := settings.eval.newcomer_rows) and (not held or len({*few}) < len(few)):
         yield f"eval.newcomer_rows={few}: expected each number once, and new clients (eval.holdout_clients)"
     elif settings.fraction < 1:

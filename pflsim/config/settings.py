@@ -134,6 +134,8 @@ class Eval:
     """Examples per forward pass; null: 128 on a CPU, 1024 on a GPU."""
     holdout_clients: CountOrZero | list[str | int] = 0
     """Hold out the last N clients, or clients by name, from training; they join as newcomers after the last round."""
+    holdout_partition: dict[str, Any] = field(default_factory=dict)
+    """Settings of the partition that differ for the held-out clients, for example {alpha: 1.0}."""
     fit: Literal["training", "all"] = "training"
     """Clients whose training rows give the encoder of a table or texts, the scale of targets and class weights."""
     finetune_epochs: Annotated[int, Ge(0), Le(1_000_000)] = 1
