@@ -151,7 +151,8 @@ class Run:
     @property
     def sets(self) -> list[str]:
         """The names of the test sets besides the clients' own."""
-        return self.config.get("eval", {}).get("sets", [])
+        names = dict.fromkeys(scope.split for line in self.history for scope in line.evaluations)
+        return [name for name in names if name not in SPLITS]
 
     @property
     def accuracy(self) -> float:
