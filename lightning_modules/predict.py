@@ -40,6 +40,7 @@ def execute(given: argparse.Namespace) -> None:
     doing(f"predicting {len(table):,} rows")
     found, others = model.predict_frame(table), table.drop(columns=inputs)
     found = others.merge(found, left_index=True, right_index=True, suffixes=("", "_predicted"))
+    given.out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(given.out, found.to_csv(index_label="row" if "row" not in found else "row_predicted"))
     about = model.about
     whose = f"the {about['model']} model" + f" of client {about['name']}" * bool(about["name"])

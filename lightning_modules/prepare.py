@@ -24,6 +24,7 @@ from pflsim.data.federate import load_federation
 from pflsim.data.federated import Partition, domains_of, shard
 from pflsim.data.record import record_names, recorded_rows
 from pflsim.data.sets import drawn
+from pflsim.engine.clock import VirtualClock
 from pflsim.engine.plan import RunPlan
 from pflsim.errors import SettingsError, own_errors
 from pflsim.records.evaluation import Measures
@@ -34,6 +35,9 @@ from pflsim.servers.base import MeanRule, ServerRule
 from pflsim.tasks.metrics import check_primary, measures_of, metrics_of
 from pflsim.tasks.task import LOSSES, task_of
 from pflsim.types import Split
+
+MOST_SAVED = 200
+"""Clients of a run that saves its best round by default: a checkpoint of many takes longer than a round."""
 
 
 def prepare(
@@ -113,8 +117,9 @@ def prepare(
     local, plan = factory.training, _plan(settings, partition, module, meta, rule, len(federation.clients))
     factory = replace(factory, groups=groups(settings, factory.stacks, len(models)))
     recorded = recorded_rows(settings.tracking.predictions, dataset, partition)
-    header = {**plan.header, "order_of_examples": order}
-    plan = replace(plan, metrics=metrics, recorded_rows=recorded, header=header)
+    header, best = {**plan.header, "order_of_examples": order}, settings.checkpoint.best
+    best = dataset.encoder is not None and settings.clients <= MOST_SAVED if best == "auto" else best
+    plan = replace(plan, metrics=metrics, recorded_rows=recorded, header=header, save_best=best)
     batches = tuple(local.local_steps or local.local_epochs * -(-size // local.batch_size) for size in sizes)
     doubts = *model_checks.sharing_warnings(method, variants), *model_checks.objective_warnings(method, module)
     slow = precision_warnings(settings.precision, factory.device)
@@ -173,7 +178,7 @@ def _plan(
 ) -> RunPlan:
     splits: tuple[Split, ...] = ("test", "val") if any(map(len, partition.val)) else ("test",)
     patience, best, chosen = settings.stop.patience, settings.checkpoint.best, settings.eval.sensitivity
-    needs = f"stop.patience={patience}" if patience else "checkpoint.best=true" if best else ""
+    needs = f"stop.patience={patience}" if patience else "checkpoint.best=true" if best is True else ""
     needs = f"eval.threshold={settings.eval.threshold}" if chosen else needs
     if needs and not any(map(len, partition.val[:clients])):
         raise SettingsError(f"{needs} needs validation examples, and no client has any: set split.validation above 0")
@@ -211,4 +216,5 @@ def _plan(
         absentees=faults("dropout", settings.faults.dropout),
         stragglers=faults("straggler", settings.faults.straggler),
         adapts=module.adapts(module.reported_model),
+        clock=VirtualClock.of(settings, clients),
     )

@@ -351,7 +351,8 @@ def compare(
     *,
     reference: str | None = None,
     at: str | None = None,
-    target: float | None = None,
+    target: float | str | None = None,
+    target_on: Literal["test", "val"] = "test",
     set: str | None = None,
 ) -> Comparisons:
     """Compare runs over their seeds, with paired differences between clients.
@@ -362,7 +363,9 @@ def compare(
             best setting, else the first group.
         at: round that figures are taken from: best_val, last or best_test_oracle; default: best_val if all runs have
             validation data, else last.
-        target: accuracy to reach, in [0, 1]; default: the highest that every run reaches.
+        target: mean of the primary metric to reach, as a number, or as a share of the reference's in each seed, such as
+            "95%"; default: the best that every run reaches.
+        target_on: the examples whose mean reaches it.
         set: judge on a test set of `eval.sets`, or the clients that joined after the last round: new_received,
             new_trained, ...; default: the clients that train, on their own rows.
 
@@ -378,7 +381,7 @@ def compare(
     from pflsim.analysis.tables import Comparisons
 
     judged = (judged_on(run, set) for run in _runs(runs))
-    return Comparisons(compare_sets(judged, reference, choice=cast(Any, at), target=target))
+    return Comparisons(compare_sets(judged, reference, choice=cast(Any, at), target=target, target_on=target_on))
 
 
 def figures(
@@ -389,6 +392,8 @@ def figures(
     against: Literal["rounds", "bytes", "seconds"] = "rounds",
     reference: str | None = None,
     at: str | None = None,
+    target: float | str | None = None,
+    target_on: Literal["test", "val"] = "test",
     set: str | None = None,
 ) -> dict[str, Figure]:
     """Draw figures for a paper: width of a column, font sizes and embedded fonts of a template.
@@ -401,6 +406,8 @@ def figures(
         against: the x axis of `curves`.
         reference: see `compare`.
         at: see `compare`.
+        target: see `compare`; curves have a line there, and ticks in the rounds in which seeds reach it.
+        target_on: see `compare`.
         set: see `compare`.
 
     Returns:
@@ -414,7 +421,7 @@ def figures(
     from pflsim.analysis.runs import judged_on
 
     judged = (judged_on(run, set) for run in _runs(runs))
-    compared = compare_sets(judged, reference, choice=cast(Any, at))
+    compared = compare_sets(judged, reference, choice=cast(Any, at), target=target, target_on=target_on)
     return {name: figure for name, (figure, _) in all_figures(compared, style, only, against).items()}
 
 

@@ -175,3 +175,5 @@ class RoundRecord:
     """Metrics over the examples of all clients together, by model, split and phase."""
     surveyed: Mapping[int, Traffic] = field(default_factory=dict)
     """Bytes of a survey before the round, by client."""
+    virtual_seconds: float | None = None
+    """Seconds of the round by the virtual clock; None: there is none."""

@@ -71,7 +71,7 @@ class Curve(NamedTuple):
 
 def curve(group: Group, against: Against = "rounds", most: int = 400) -> Curve | None:
     """Return the curve of a group, thinned out to so many points; None if its runs have no round in common."""
-    by_run = [_points(run, against) for run in group.runs]
+    by_run = [curve_points(run, against) for run in group.runs]
     rounds = sorted(set.intersection(*map(set, by_run)))
     rounds = [rounds[n] for n in np.linspace(0, len(rounds) - 1, min(len(rounds), most)).round().astype(int)]
     if not rounds:
@@ -80,12 +80,12 @@ def curve(group: Group, against: Against = "rounds", most: int = 400) -> Curve |
     return Curve(x.mean(0), y.mean(0), y.min(0), y.max(0))
 
 
-def _points(run: Run, against: Against) -> dict[int, tuple[float, float]]:
+def curve_points(run: Run, against: Against) -> dict[int, tuple[float, float]]:
     """Return x and y by round."""
     xs: Sequence[float] = {
         "rounds": [line.round for line in run.history],
         "bytes": [both_ways(line.traffic_total) for line in run.history],
-        "seconds": list(accumulate(line.total_seconds for line in run.history)),
+        "seconds": list(accumulate(line.clock_seconds for line in run.history)),
     }[against]
     lines = [(x, line, line.evaluations.get(run.reported)) for x, line in zip(xs, run.history, strict=True)]
     return {line.round: (x, found.mean) for x, line, found in lines if found and math.isfinite(found.mean)}

@@ -29,7 +29,6 @@ tables of its own. Other settings may differ (rounds, lr, model, ...); the label
 def options(add: Add) -> None:
     """Add the options of the command."""
     of_groups(add)
-    add("--target", type=float, metavar="ACC", help="accuracy to reach; default: the highest that every run reaches")
     rows = "a table of clients: their rows, and each method's result with its interval"
     add("--clients", action="store_true", help=rows)
     add("--format", choices=["text", "markdown", "latex", "csv"], help="default: the suffix of --out, else text")
@@ -45,6 +44,20 @@ def of_groups(add: Add) -> None:
     add("--at", choices=["best_val", "last", "best_test_oracle"], help=at)
     default = "local, else fedavg; of settings of one method, the best"
     add("--reference", metavar="LABEL", help=f"label or method to compare with; default: {default}")
+    what = (
+        "mean to reach, as a number or as a share of the reference's, e.g. 95%%; default: the best that all runs reach"
+    )
+    add("--target", metavar="MEAN", help=what)
+    add("--target-on", choices=["test", "val"], default="test", help="examples whose mean reaches it; default: test")
+
+
+def how(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of `pflsim.analysis.comparison.compare`, checked before runs are read."""
+    from pflsim.analysis.targets import parsed
+
+    if options.target is not None:
+        parsed(options.target)
+    return {"choice": options.at, "target": options.target, "target_on": options.target_on}
 
 
 def execute(options: argparse.Namespace) -> None:
@@ -53,15 +66,14 @@ def execute(options: argparse.Namespace) -> None:
     from pflsim.analysis.runs import find_runs, judged_on, read_run
     from pflsim.analysis.tables import format_of, render
 
-    if options.target is not None and not 0 <= options.target <= 1:
-        raise SettingsError(f"--target {options.target:g}: expected a number in [0, 1], e.g. 0.9")
     kind = options.format or format_of(options.out)
     folders = counted("reading runs", find_runs(options.runs))
     runs = (judged_on(read_run(folder), options.set) for folder in folders)
-    found = compare_sets(runs, options.reference, choice=options.at, target=options.target)
+    found = compare_sets(runs, options.reference, **how(options))
     if len(found) > 1:
         print(f"these runs have {len(found)} sets of examples or ways of evaluation: a table each", file=sys.stderr)
     if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(render(found, kind, clients=options.clients) + "\n", encoding="utf-8")
         print(f"written to {options.out}")
     else:

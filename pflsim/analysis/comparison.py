@@ -10,6 +10,7 @@ from typing import Any
 from pflsim.analysis.differences import ALPHA, Difference, Family, family, identical, values_of
 from pflsim.analysis.groups import Group, check_comparable, check_evaluation, group_runs
 from pflsim.analysis.runs import Run
+from pflsim.analysis.targets import On, Target, find_target
 from pflsim.analysis.verdict import sentences
 from pflsim.config.names import nearest
 from pflsim.display.formats import CHOSEN, Choice
@@ -25,8 +26,6 @@ STATS = ("mean", "weighted_mean", "worst_decile", "median", "best_decile", "std"
 """Fields of `pflsim.records.evaluation.Stats`, of the primary metric, among the figures of a row."""
 LEAST = 0.04
 """Least length of an axis: of an accuracy in its own unit, of other metrics as a part of the reference's value."""
-TOLERANCE = 1e-9
-"""Rounding error allowed in a mean of rates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +53,23 @@ class Row:
         group: the runs.
         scope: the model, the split, and the phase that the metrics are measured on.
         metrics: the names of the metrics besides the primary one that all runs have.
-        reached: number of seeds that reach the target.
+        hits: the first evaluated round of each run that reaches the target; None: it does not.
         deltas: the differences to the references of a comparison; None: it is the reference, or there is no difference.
         figures: values by name; a figure that a run lacks is left out. The figures are
 
             - `STATS`, `undefined` and `metrics`: the primary metric over clients, and means over clients;
             - `round`; `up`, `down`, `bytes_until_round`, `seconds`: bytes that all clients sent, received, and both,
-              and wall seconds of the rounds, up to that round;
+              and seconds of the rounds (of the virtual clock, if the run has one), up to that round;
             - `up_total`, `down_total`, `bytes_total`, `seconds_total`: of the whole run, with its start;
-            - `rounds_to_target`, `bytes_to_target`: the first evaluated round that reaches the target, and
-              the bytes in both directions up to it.
+            - `rounds_to_target`, `up_to_target`, `bytes_to_target`, `seconds_to_target`: that round, and the bytes that
+              clients sent, those in both directions and the seconds up to it;
+            - `times_fewer_rounds`: the number of rounds of the reference to the target, divided by the group's.
     """
 
     group: Group
     scope: Scope
     metrics: tuple[str, ...]
-    reached: int
+    hits: tuple[int | None, ...]
     figures: Mapping[str, Spread]
     deltas: tuple[Difference | None, ...] = ()
 
@@ -77,6 +77,11 @@ class Row:
     def label(self) -> str:
         """The name for readers."""
         return self.group.label
+
+    @property
+    def reached(self) -> int:
+        """The number of seeds that reach the target."""
+        return len(self.hits) - self.hits.count(None)
 
     @property
     def who(self) -> Identity:
@@ -89,17 +94,21 @@ class Row:
         return tuple(map(int, self.figures["round"].values)) if "round" in self.figures else ()
 
 
-def row(group: Group, choice: Choice, target: float | None = None, model: ModelKind | None = None) -> Row:
+def row(group: Group, choice: Choice, target: Target | None = None, model: ModelKind | None = None) -> Row:
     """Return the figures of a group.
 
     Args:
         group: the runs.
         choice: the round that figures are taken from.
-        target: the mean of the primary metric to reach; None: no run reaches it.
+        target: the mean to reach; None: no run reaches it.
         model: the evaluated model; None: the reported model.
     """
     scope = group.runs[0].scope(model)
-    found, metrics = list[dict[str, float]](), list[str]()
+    found, metrics, hits = list[dict[str, float]](), list[str](), list[int | None]()
+
+    def seconds(run: Run, until: RoundMetrics) -> float:
+        return sum(line.clock_seconds for line in run.history if line.round <= until.round)
+
     for run in group.runs:
         traffic = run.history[-1].traffic_total if run.history else Traffic()
         own = _bytes(traffic, "up_total", "down_total", "bytes_total")
@@ -110,14 +119,23 @@ def row(group: Group, choice: Choice, target: float | None = None, model: ModelK
             own |= {name: getattr(found_now.primary, name) for name in (*STATS, "undefined")} | {"round": line.round}
             own |= {name: found_now.metrics[name].mean for name in metrics}
             own |= _bytes(line.traffic_total, "up", "down", "bytes_until_round")
-            own["seconds"] = sum(each.total_seconds for each in run.history if each.round <= line.round)
-        if hit := None if target is None else first_at(run, target):
-            own |= {"rounds_to_target": hit.round, "bytes_to_target": both_ways(hit.traffic_total)}
+            own["seconds"] = seconds(run, line)
+        if hit := target and target.first(run):
+            own |= {"rounds_to_target": hit.round, "seconds_to_target": seconds(run, hit)}
+            own |= _bytes(hit.traffic_total, "up_to_target", "down_to_target", "bytes_to_target")
+        hits.append(hit and hit.round)
         found.append(own)
     names = [name for name in found[0] if all(name in own for own in found)]
     figures = {name: Spread(tuple(own[name] for own in found)) for name in names}
-    reached = sum("rounds_to_target" in own for own in found)
-    return Row(group, scope, tuple(name for name in metrics if name in figures), reached, figures)
+    return Row(group, scope, tuple(name for name in metrics if name in figures), tuple(hits), figures)
+
+
+def _faster(row: Row, hits: Mapping[int, int | None]) -> Row:
+    """Return the figures of a row with `times_fewer_rounds`, if all seeds of the row and of the reference reach it."""
+    if None in (*row.hits, *hits.values()) or not {*row.group.seeds} <= {*hits}:
+        return row
+    times = [(hits[seed] or 1) / (own or 1) for seed, own in zip(row.group.seeds, row.hits, strict=True)]
+    return replace(row, figures={**row.figures, "times_fewer_rounds": Spread(tuple(times))})
 
 
 def score(group: Group, choice: Choice) -> float:
@@ -134,22 +152,6 @@ def best_first(rows: Sequence[Row]) -> list[Row]:
     return sorted(
         found, key=lambda row: row.figures["mean"].mean, reverse=bool(found) and found[0].group.runs[0].higher
     )
-
-
-def first_at(run: Run, target: float) -> RoundMetrics | None:
-    """Return the first evaluated round in which the reported model's test mean is as good as the target."""
-    scope, goal = run.reported, target if run.higher else -target
-    lines = (line for line in run.history if scope in line.evaluations)
-    return next((line for line in lines if line.evaluations[scope].score >= goal - TOLERANCE), None)
-
-
-def common_target(runs: Sequence[Run]) -> float | None:
-    """Return the best mean that every run reaches, rounded to the worse by 0.01; None if a run has none."""
-    best = [run.stats("best_test_oracle") for run in runs]
-    scores = [stats.score for stats in best if stats is not None and math.isfinite(stats.score)]
-    if not scores or len(scores) < len(best):
-        return None
-    return (1 if runs[0].higher else -1) * math.floor(min(scores) * 100 + TOLERANCE) / 100
 
 
 def both_ways(traffic: Traffic) -> int:
@@ -190,8 +192,7 @@ class Comparison:
     Args:
         rows: one for each group.
         choice: the round that figures are taken from.
-        target: the mean of the primary metric to reach; None if no run is evaluated.
-        target_given: whether the caller set the target.
+        target: the mean of the primary metric to reach; None if a run is not evaluated.
         families: the differences to the reference and, if FedAvg is another of three or more groups, those to FedAvg.
             Without differences if the groups have other examples or another evaluation.
         tied: labels from the best mean down to the first group that differs from it by Wilcoxon's test, in a Holm
@@ -205,8 +206,7 @@ class Comparison:
 
     rows: tuple[Row, ...]
     choice: Choice
-    target: float | None
-    target_given: bool
+    target: Target | None
     families: tuple[Family, ...]
     tied: tuple[str, ...] = ()
     identical: tuple[tuple[str, ...], ...] = ()
@@ -285,19 +285,24 @@ class Comparison:
 
 
 def compare(
-    groups: Sequence[Group], choice: Choice | None = None, target: float | None = None, reference: str | None = None
+    groups: Sequence[Group],
+    choice: Choice | None = None,
+    target: float | str | None = None,
+    reference: str | None = None,
+    target_on: On = "test",
 ) -> Comparison:
     """Compare groups; client by client only if they have the same examples and the same evaluation.
 
     Args:
         groups: at least one.
         choice: the round that figures are taken from; None: `best_val` if all runs have validation data, else `last`.
-        target: a mean to reach; None: the best that every run reaches, rounded to the worse by 0.01.
+        target: see `find_target`.
         reference: label or method of the group to compare with; None: the group with the best `score` if all have the
             same method, else see `find_reference`.
+        target_on: the examples whose mean must reach the target.
 
     Raises:
-        SettingsError: a run has no such round, or the reference does not exist.
+        SettingsError: a run has no such round, the reference does not exist, or the target is wrong.
     """
     if choice is not None and choice not in CHOSEN:
         raise SettingsError(f"--at {choice}: {nearest(choice, CHOSEN)}")
@@ -312,8 +317,10 @@ def compare(
     base = find_reference(groups, reference)
     if reference is None and len({group.method for group in groups}) == 1:
         base = max(groups, key=lambda group: score(group, choice))
-    goal = common_target([run for group in groups for run in group.runs]) if target is None else target
+    goal = find_target(target, target_on, base.runs, [run for group in groups for run in group.runs], choice)
     rows = tuple(row(group, choice, goal) for group in groups)
+    own = next(row.hits for row in rows if row.group is base)
+    rows = tuple(_faster(row, dict(zip(base.seeds, own, strict=True))) for row in rows)
     families, tied, same, lead = (Family(base),), (), (), ""
     if len(groups) > 1 and not groups[0].is_baseline and not check_evaluation(groups):
         values = values_of(groups, choice)
@@ -330,7 +337,7 @@ def compare(
     rows = tuple(replace(row, deltas=tuple(own.get(row.label) for own in found)) for row in rows)
     objections, untested = tuple(check_comparable(groups)), (None,) * len(families)
     beside = [replace(row(group, choice, goal), deltas=untested) for group in baselines]
-    found = Comparison(rows, choice, goal, target is not None, families, tied, same, objections, lead)
+    found = Comparison(rows, choice, goal, families, tied, same, objections, lead)
     return replace(found, baselines=tuple(best_first(beside) if beside else ()))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pflsim.analysis.calibration import calibrations, second_class, shown
-from pflsim.analysis.charts import Against, client_table, curve, limits_of, log_axis
+from pflsim.analysis.charts import Against, client_table, curve, curve_points, limits_of, log_axis
 from pflsim.analysis.comparison import Comparison, Row, best_first, frontier
 from pflsim.analysis.differences import Difference, Level
 from pflsim.analysis.tables import Table, title
@@ -211,6 +211,7 @@ def draw_curves(comparison: Comparison, style: Style, against: Against = "rounds
         for row in found:
             draw(axes, row, DASHES[row.who.dash])
         axes.grid(axis="y", color=GRID)
+        _mark_target(axes, comparison, [*found], against)
         figure.draw_without_rendering()  # the labels need the limits and the height
         _names_at_ends(axes, [(own.mean[-1], own.x[-1], row) for row, (_, own) in found.items()], style.labels)
     else:
@@ -220,6 +221,7 @@ def draw_curves(comparison: Comparison, style: Style, against: Against = "rounds
             for other in behind:
                 draw(axes, other, "-" if other.group.method == "local" else "--", CONTEXT)
             draw(axes, row)
+            _mark_target(axes, comparison, [row], against)
         for other in behind:
             end, looks = (found[other][1].x[-1], found[other][1].mean[-1]), {"color": CONTEXT, "fontsize": style.ticks}
             _text(panels[0], other.label, end, (0, -1.1 * style.ticks), "right", **looks)
@@ -237,6 +239,20 @@ def draw_curves(comparison: Comparison, style: Style, against: Against = "rounds
     headers = ("method", *(f"round {n:.0f}" for n in rounds), "lowest", "highest")
     note = "Mean over seeds by round; band, and lowest and highest: seeds, in the table in the last round"
     return figure, Table(title(comparison, in_words=True), headers, tuple(table), (note, *comparison.objections))
+
+
+def _mark_target(axes: Axes, comparison: Comparison, rows: Sequence[Row], against: Against) -> None:
+    """Draw a line at the target that the caller has set, and a tick on the x axis where a seed reaches it."""
+    target = comparison.target
+    if target is None or not target.given:
+        return
+    axes.axhline(float(np.mean([*target.goals.values()])), color=CONTEXT, linewidth=0.5)
+    for number, row in enumerate(rows):  # above each other, since some reach it in the same round
+        pairs, looks = zip(row.group.runs, row.hits, strict=True), {"color": row.who.light, "markersize": 4}
+        ticks = [curve_points(run, against)[hit][0] for run, hit in pairs if hit is not None]
+        axes.plot(
+            ticks, [0.03 * number] * len(ticks), "|", transform=axes.get_xaxis_transform(), clip_on=False, **looks
+        )
 
 
 def _names_at_ends(axes: Axes, found: Sequence[tuple[float, float, Row]], size: float) -> None:

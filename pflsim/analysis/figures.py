@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pflsim.analysis.calibration import calibrations
-from pflsim.analysis.compare import Add, of_groups
+from pflsim.analysis.compare import Add, how, of_groups
 from pflsim.analysis.drawings import DRAWN, STYLES, template
 from pflsim.config.names import nearest
 from pflsim.errors import SettingsError
@@ -47,9 +47,9 @@ def execute(options: argparse.Namespace) -> None:
     from pflsim.analysis.runs import find_runs, judged_on, read_run
     from pflsim.analysis.tables import cautions, drawn
 
-    folders = counted("reading runs", find_runs(options.runs))
+    asked, folders = how(options), counted("reading runs", find_runs(options.runs))
     runs = (judged_on(read_run(folder), options.set) for folder in folders)
-    compared = compare_sets(runs, options.reference, choice=options.at)
+    compared = compare_sets(runs, options.reference, **asked)
     for caution in (text for comparison in compared for text in cautions(comparison)):
         print(f"CAUTION: {caution}", file=sys.stderr)
     options.out.mkdir(parents=True, exist_ok=True)

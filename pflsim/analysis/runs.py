@@ -227,7 +227,7 @@ class Run:
         """
         from pandas import DataFrame
 
-        from pflsim.analysis.intervals import OF_ROWS, VARIANCES, variance_of
+        from pflsim.analysis.intervals import OF_ROWS, VARIANCES, variances_of
 
         found = DataFrame({"value": rows[metric], "variance": math.nan, "n": math.nan, "why": ""})
         if metric in OF_ROWS:
@@ -239,8 +239,10 @@ class Run:
             found["why"] = UNSCORED if metric in VARIANCES else "this metric has none"
             if metric in VARIANCES and self._scores is not None:
                 place = rows.query("split == 'test'").loc[:, SCORED].rename_axis("place").reset_index()
-                for index, own in self._scores.merge(place, on=SCORED).groupby("place"):
-                    found.loc[cast(int, index), ["variance", "why"]] = variance_of(metric, own)
+                own = self._scores.merge(place, on=SCORED)
+                each = variances_of(metric, own, own["place"].to_numpy())
+                for name, values in zip(("variance", "why"), zip(*each.values(), strict=True), strict=False):
+                    found.loc[[*each], name] = values
         return found
 
     def _share_of(self, metric: str, rows: DataFrame) -> np.ndarray:

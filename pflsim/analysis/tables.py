@@ -24,6 +24,7 @@ from pflsim.analysis.forest import as_text
 from pflsim.analysis.headings import about
 from pflsim.analysis.intervals import METRICS, POOLED
 from pflsim.analysis.runs import UNSCORED, Run, incomplete, run_settings
+from pflsim.analysis.targets import undisturbed
 from pflsim.analysis.verdict import over_benchmarks
 from pflsim.config.names import listed, written
 from pflsim.data.splits import copies_labels
@@ -42,6 +43,8 @@ GREEK = {"α": "alpha", "β": "beta", "λ": "lambda", "ρ": "rho", "τ": "tau"}
 LATEX = str.maketrans(
     {"±": r"$\pm$", "²": "$^2$", "–": "--", "—": "---", "−": "$-$", **{k: rf"$\{name}$" for k, name in GREEK.items()}}
 )
+PAGE = 40
+"""The most lines of a LaTeX table on one page."""
 MODEL = "reported\nmodel"
 
 
@@ -80,7 +83,9 @@ def figures(comparison: Comparison, plot: str = "") -> Table:
     for column in columns(comparison):
         if column.header:
             found = [row.figures.get(column.figure) for row in rows]
-            cells[column.header] = [NONE if spread is None else column.text(spread) for spread in found]
+            missing = [f"{row.reached} of {len(row.hits)}" if column.of_target else NONE for row in rows]
+            pairs = zip(found, missing, strict=True)
+            cells[column.header] = [other if spread is None else column.text(spread) for spread, other in pairs]
     lines = tuple(zip(*cells.values(), strict=True))
     text = " ".join(comparison.sentences)
     return Table(title(comparison), tuple(cells), lines, tuple(notes(comparison)), text, plot)
@@ -94,12 +99,14 @@ class Column(NamedTuple):
         header: in tables; "": it is in none.
         figure: a key of `Row.figures`.
         text: formats it in tables.
+        of_target: whether it needs a target that all seeds of a group reach.
     """
 
     name: str
     header: str
     figure: str
     text: Callable[[Spread], str]
+    of_target: bool = False
 
 
 def columns(comparison: Comparison) -> list[Column]:
@@ -107,7 +114,11 @@ def columns(comparison: Comparison) -> list[Column]:
     unit, scale = byte_unit(max(row.figures["bytes_total"].mean for row in comparison.rows))
     oracle = "\n(oracle)" * (comparison.choice == "best_test_oracle")
     undefined = any(row.figures["undefined"].mean for row in comparison.rows if "undefined" in row.figures)
-    reaches, to = comparison.target is not None, f"\nto {comparison.target or 0:g}"
+    target = comparison.target
+    reaches, given, to = target is not None, bool(target and target.given), f"\nto {target and target.text}"
+    virtual = [line.virtual_seconds is not None for run in comparison.runs for line in run.history]
+    seconds = "virtual\nseconds" if all(virtual) else "seconds"
+    timed = given and (all(virtual) or not any(virtual) and undisturbed(comparison.runs))
 
     def size(spread: Spread) -> str:
         mean = spread.mean / scale
@@ -123,8 +134,11 @@ def columns(comparison: Comparison) -> list[Column]:
         *(Column(name, in_text(name).replace(" ", "\n"), name, _spread) for name in comparison.metrics),
         Column("bytes_until_round", f"{unit} until\nround", "bytes_until_round", size),
         Column("bytes_total", f"{unit}\nin all", "bytes_total", size),
-        Column("rounds_to_target", f"rounds{to}" * reaches, "rounds_to_target", _span),
-        Column("bytes_to_target", f"{unit}{to}" * reaches, "bytes_to_target", size),
+        Column("rounds_to_target", f"rounds{to}" * reaches, "rounds_to_target", _span, True),
+        Column("times_fewer_rounds", "times fewer\nrounds" * given, "times_fewer_rounds", _times),
+        Column("up_to_target", "", "up_to_target", size),
+        Column("bytes_to_target", f"{unit}{to}" * reaches, "bytes_to_target", size, True),
+        Column("seconds_to_target", f"{seconds}{to}" * timed, "seconds_to_target", _spread, True),
     ]
 
 
@@ -248,6 +262,9 @@ def clients_table(comparison: Comparison) -> Table:
         + f"; positives: share of {values[-1]} in all rows" * ("positives" in first),
         *reasons,
     ]
+    rows = [row for row in (*comparison.rows, *comparison.baselines) if row.label in texts]
+    models = (f"{r.label}: {r.scope.model}, {r.scope.phase}, round {_span(r.figures['round'])}" for r in rows)
+    notes.append("; ".join(models))
     lines = tuple((*head, *cells) for head, cells in zip(heads, own, strict=True))
     return Table(title(comparison), (*first, *texts), lines, tuple(notes))
 
@@ -267,6 +284,7 @@ def _record(comparison: Comparison, row: Row, settings: list[str], over: list[st
     families = zip(("", "fedavg_"), comparison.families, row.deltas, strict=False)
     spreads = [(column.name, row.figures.get(column.figure)) for column in columns(comparison) if column.name]
     figures = [(f"{name}_{what}", getattr(s, what, None)) for name, s in spreads for what in ("mean", "std")]
+    first = [key for key, _ in figures].index("rounds_to_target_mean")
 
     def difference(family: Family, d: Difference | None) -> dict[str, Any]:
         ends = ("difference_low_over_seeds", "difference_high_over_seeds")
@@ -292,10 +310,11 @@ def _record(comparison: Comparison, row: Row, settings: list[str], over: list[st
         "seeds": " ".join(map(str, group.seeds)),
         "complete": written(all(run.complete for run in group.runs)),
         "round_chosen_by": comparison.choice,
-        **dict(figures[:-4]),
-        "target": comparison.target,
+        **dict(figures[:first]),
+        "target": comparison.target and comparison.target.text,
         "seeds_reaching_target": row.reached,
-        **dict(figures[-4:]),
+        "rounds_to_target_by_seed": " ".join("none" if hit is None else str(hit) for hit in row.hits),
+        **dict(figures[first:]),
         **{f"{start}{key}": value for start, each, d in families for key, value in difference(each, d).items()},
         "identical_to": "; ".join(same),
         **{key: over_clients(row).get(key) for key in over},
@@ -310,6 +329,10 @@ def span(counts: Sequence[float]) -> str:
 
 def _span(spread: Spread) -> str:
     return span(spread.values)
+
+
+def _times(spread: Spread) -> str:
+    return fixed(spread.mean, 2)
 
 
 def _spread(spread: Spread) -> str:
@@ -352,14 +375,20 @@ def notes(comparison: Comparison) -> Iterator[str]:
     oracle = "; it is chosen on test data, so the result is too good" * (comparison.choice == "best_test_oracle")
     yield f"round: {CHOSEN[comparison.choice]} of each seed{oracle}"
     yield "traffic: bytes of all clients in both directions, up to that round and in the whole run"
-    if comparison.target is not None:
+    if target := comparison.target:
         every = sorted({run_settings(run)["eval.every"] for run in runs})
         seen = "" if every == [1] else f" (evaluated every {' or '.join(map(str, every))} rounds)"
-        given = "" if comparison.target_given else f"; every run reaches this {primary}"
-        unreached = any("rounds_to_target" not in row.figures for row in comparison.rows)
-        dash = "; — if a seed does not reach it" if unreached else ""
-        least = "least" if comparison.higher else "most"
-        yield f"to {comparison.target:g}: up to the first round with at {least} this mean {primary}{seen}{given}{dash}"
+        given = "" if target.given else f"; every run reaches this {primary}"
+        unreached = any(None in row.hits for row in (*comparison.rows, *comparison.baselines))
+        part = "; n of m: so many seeds reach it" * unreached
+        least, kind = "least" if comparison.higher else "most", "mean " + "validation " * (target.on == "val") + primary
+        goal = f"this {kind}"
+        if target.text.endswith("%"):
+            divided = "" if comparison.higher else "1/"
+            goal = f"{divided}{target.text} of the {kind} of {comparison.reference.label} and the same seed"
+        yield f"to {target.text}: up to the first round with at {least} {goal}{seen}{given}{part}"
+        if any("times_fewer_rounds" in row.figures for row in comparison.rows) and target.given:
+            yield f"times fewer rounds: those of {comparison.reference.label} by the method's, mean over seeds"
     rates = {group.label: written(run_settings(group.runs[0])["lr"]) for group in comparison.groups}
     unnamed = [group.label for group in comparison.groups if "lr" not in group.settings]
     if len({*rates.values()}) > 1 and unnamed:
@@ -497,13 +526,17 @@ def _markdown(table: Table) -> str:
 
 
 def _latex(table: Table) -> str:
-    """Return a LaTeX table environment, which needs the package booktabs."""
+    """Return a LaTeX table environment, or one of several pages, which need the packages booktabs or longtable."""
     caption = ". ".join(filter(None, (table.title, table.text.removesuffix("."), *table.notes)))
     escaped = "".join(LATEX_ESCAPE_RULES.get(character, character) for character in caption)
-    grid = _grid(table, "latex_booktabs")
-    made = f"\\begin{{table}}\n\\centering\n{grid}\n\\caption{{{escaped}.}}\n\\end{{table}}"
+    package, caption = "booktabs", f"\\caption{{{escaped}.}}"
+    if len(table.rows) > PAGE:
+        package, end = "longtable", "\\end{longtable}"
+        made = _grid(table, "latex_longtable").replace(end, f"{caption}\\\\\n{end}")
+    else:
+        made = "\n".join(["\\begin{table}", "\\centering", _grid(table, "latex_booktabs"), caption, "\\end{table}"])
     minus = re.sub(r"(?<![\w-])-(?=\d)", "$-$", made.translate(LATEX))  # a hyphen is no minus sign
-    return f"% needs \\usepackage{{booktabs}}\n{minus}"
+    return f"% needs \\usepackage{{{package}}}\n{minus}"
 
 
 def format_of(path: Path | None) -> Format:

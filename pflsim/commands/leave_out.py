@@ -14,10 +14,10 @@ from pflsim.commands.tune import positive, run_or_resume
 from pflsim.config.checks import varying_keys
 from pflsim.config.components import TARGET
 from pflsim.config.compose import OWN_DEFAULTS, composed, config_folders, parse, sweep, to_settings
-from pflsim.config.names import written
+from pflsim.config.names import listed, written
 from pflsim.config.settings import Settings
 from pflsim.data.content import partition_hash
-from pflsim.display.identity import identity
+from pflsim.display.identity import identity, is_baseline
 from pflsim.errors import RunError, SettingsError
 from pflsim.progress import counted, doing
 from pflsim.records.files import write_atomically
@@ -177,7 +177,8 @@ def _results(folders: Mapping[Path, str]) -> DataFrame:
         run = read_run(folder)
         rows, stats = run.per_client().query("model == 'newcomer' and split == 'test' and total > 0"), run.stats("last")
         kept = rows[["seed", "name", "phase", "total", *(stats.metrics if stats else ())]]
-        found.append(kept.assign(method=label, primary=run.primary))
+        doubt = "; ".join(run.summary.get("warnings", ())) if is_baseline(run.method) else ""
+        found.append(kept.assign(method=label, primary=run.primary, warning=doubt))
     return concat(found, ignore_index=True)
 
 
@@ -202,16 +203,19 @@ def _table(found: Any, primary: str) -> Any:
             mean, clients = part.groupby("seed")[primary].mean().mean(), part["name"].nunique()
             cells.append(NONE if part.empty else fixed(mean, 3) + f" ({clients})" * (clients < every))
         rows.append(tuple(cells))
-    notes = (
+    notes = [
         f"mean {in_text(primary)} over the {every} clients, each of which was held out once, then over seeds",
         "as received, all rows: on all rows of a client; all other columns: on its test rows",
         "after N rows: after local epochs on N of its training rows; mixed: with its random effects given these rows",
         "recalibrated: plus a constant that is estimated from N rows",
-        "(n): over n clients, since the others have fewer rows, or the metric is not defined for them",
-    )
+    ]
+    if any(cell.endswith(")") for row in rows for cell in row[1:]):
+        notes.append("(n): over n clients, since the others have fewer rows, or the metric is not defined for them")
+    for (method, text), own in known[known["warning"] != ""].groupby(["method", "warning"]):
+        notes.append(f"{method}, without {listed(sorted(own['name'].unique()))}: {text}")
     return Table(
         f"Clients that are held out, {in_text(primary)}",
         ("method", *(columns[phase] for phase in shown)),
         tuple(rows),
-        notes,
+        tuple(notes),
     )

@@ -180,8 +180,9 @@ class Checkpoint:
     """Save a checkpoint also every N minutes, at the end of a round; 0 disables."""
     keep: Count = 1
     """Number of newest checkpoints to keep; the best one by validation stays too."""
-    best: bool = False
-    """Save a checkpoint also whenever the mean primary metric on validation data improves."""
+    best: bool | Literal["auto"] = "auto"
+    """Save a checkpoint also when the mean primary metric on validation data improves; auto: of a table
+    or texts with at most 200 clients."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +195,20 @@ class Faults:
     """Probability that a client does only a part of its local work in a round."""
     straggler_work: Annotated[float, Gt(0), Lt(1)] = 0.5
     """Fraction of its mini-batches that a straggler trains on, in (0, 1)."""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """A virtual clock, which changes no result: a round takes as long as its slowest client."""
+
+    step_s: Annotated[float, Ge(0)] | list[Annotated[float, Ge(0)]] | None = None
+    """Seconds of an optimisation step: of all clients, or a list with those of each; null: 0."""
+    down_mbps: Annotated[float, Gt(0)] | None = None
+    """Megabits per second to a client; null: no time."""
+    up_mbps: Annotated[float, Gt(0)] | None = None
+    """Megabits per second from a client; null: no time."""
+    spread: Annotated[float, Ge(0), Le(10)] = 0.0
+    """Standard deviation over clients of the logarithm of these values, except for a list."""
 
 
 @dataclass(frozen=True)
@@ -308,6 +323,7 @@ class Settings:
     stop: Stop = field(default_factory=Stop)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     faults: Faults = field(default_factory=Faults)
+    clock: Clock = field(default_factory=Clock)
     tracking: Tracking = field(default_factory=Tracking)
     trace: Trace = field(default_factory=Trace)
 

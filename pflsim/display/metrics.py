@@ -56,7 +56,10 @@ def points(value: float | None, metric: str) -> str:
 
 
 def steady(low: float | None, high: float | None, scale: float, decimals: int | None) -> str:
-    """Return a bootstrap interval with so many digits that another seed changes the last one by at most one unit."""
+    """Return a bootstrap interval with so many digits that another seed changes the last one by at most one unit.
+
+    It has one digit more if it excludes 0 and would not show so.
+    """
     if low is None or high is None:
         return NONE
     low, high = scale * low, scale * high
@@ -64,5 +67,6 @@ def steady(low: float | None, high: float | None, scale: float, decimals: int | 
     if low < high:
         own = -math.ceil(math.log10((high - low) / UNITS))
         digits = own if most < 0.5 * 10.0**-digits else min(own, digits)
+        digits += low * high > 0 and not round(min(abs(low), abs(high)), digits)
     ends = (fixed(round(end, digits), max(digits, 0), "+").replace("-", "−") for end in (low, high))
     return f"[{', '.join(ends)}]"

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from pflsim.config.settings import Settings
+from pflsim.engine.clock import VirtualClock
 from pflsim.records.summary import RunMeta
 from pflsim.tasks.metrics import Metric
 from pflsim.types import Split
@@ -32,6 +33,8 @@ class RunPlan:
         absentees, stragglers: clients of each round's cohort; empty: none in any round.
         metrics: to compute over the examples of all clients together.
         recorded_rows: numbers of each client's test rows in the user's files; (): their scores are not recorded.
+        clock: the virtual clock; None: there is none.
+        save_best: a round that improves the validation score has a checkpoint.
         adapts: the reported model is adapted to each client's examples, so checkpoints store it.
     """
 
@@ -49,6 +52,8 @@ class RunPlan:
     few: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     absentees: tuple[tuple[int, ...], ...] = ()
     stragglers: tuple[tuple[int, ...], ...] = ()
+    clock: VirtualClock | None = None
+    save_best: bool = False
     adapts: bool = False
     metrics: tuple[Metric, ...] = ()
     recorded_rows: tuple[np.ndarray, ...] = ()

@@ -172,9 +172,11 @@ class Simulation(Generic[Handle]):
         reported = [row for row in rows if (row.model, row.split, row.phase) == plan.meta.reported]
         confusion = mean_confusion(reported, plan.meta.classes)
         drift, matrices = diagnostics.drift, (*diagnostics.matrices, *([confusion] if confusion else []))
+        virtual = plan.clock and plan.clock.round(reports, down_bytes, surveyed)
         return RoundRecord(
-            round_number, cohort, reports, down_bytes, tuple(rows), seconds, faults, drift, matrices, pooled, surveyed
-        )
+            round_number, cohort, reports, down_bytes, tuple(rows), seconds, faults, drift, matrices, pooled, surveyed,
+            virtual,
+        )  # fmt: skip
 
     def _survey(self, round_number: int, phase: Callable[..., AbstractContextManager[None]]) -> dict[int, Traffic]:
         """Fuse the replies of all clients to their downlinks before a round; returns the traffic of each client."""
@@ -199,7 +201,8 @@ class Simulation(Generic[Handle]):
             self._ahead = True
         if 0 in self.plan.settings.trace.rounds:
             self._trace(0, Sent({}, {}), replied)
-        return RoundRecord(0, clients, replied.reports, {}, (), seconds)
+        virtual = self.plan.clock and self.plan.clock.round(replied.reports, {}, {})
+        return RoundRecord(0, clients, replied.reports, {}, (), seconds, virtual_seconds=virtual)
 
     def _evaluate(self, round_number: int, cohort: tuple[int, ...]) -> tuple[EvalRow, ...]:
         plan = self.plan
@@ -254,7 +257,7 @@ class Simulation(Generic[Handle]):
             self._scores[record.round] = score
         rows, numbers = record.evaluations, plan.recorded_rows
         predictions = updated(self._predictions, record.round, rows, numbers, plan.meta.task, best)
-        if self._ends or (best and plan.settings.checkpoint.best) or self._checkpoints.is_due(record.round):
+        if self._ends or (best and plan.save_best) or self._checkpoints.is_due(record.round):
             with self._phase(record.round, seconds, "checkpoint"):
                 staged = self._checkpoints.stage(record.round, score, predictions, adapted=True)
         faults, rows = {**record.faults, **self.executor.faults.take()}, (replace(row, outcomes=None) for row in rows)

@@ -36,6 +36,7 @@ class RoundMetrics:
         seconds: wall seconds by phase of the round, and "total". All other fields are reproducible.
         faults: the number of clients with a fault, by kind; kinds without clients are left out.
         drift: "mean" and "max" over clients of ‖w_i − w̄‖; empty if clients send no weights.
+        virtual_seconds: of the virtual clock; None: the run has none.
     """
 
     round: int
@@ -47,6 +48,12 @@ class RoundMetrics:
     seconds: Mapping[str, float]
     faults: Mapping[str, int] = field(default_factory=dict)
     drift: Mapping[str, float] = field(default_factory=dict)
+    virtual_seconds: float | None = None
+
+    @property
+    def clock_seconds(self) -> float:
+        """Return the seconds of the round by the virtual clock, or the wall seconds without one."""
+        return self.total_seconds if self.virtual_seconds is None else self.virtual_seconds
 
     @property
     def total_seconds(self) -> float:
@@ -73,6 +80,7 @@ def round_metrics(record: RoundRecord, earlier: Traffic, measures: Measures | No
         seconds={**record.seconds, "total": record.seconds.get("total", sum(record.seconds.values()))},
         faults={kind: count for kind in get_args(Fault) if (count := list(record.faults.values()).count(kind))},
         drift={"mean": sum(drift) / len(drift), "max": max(drift)} if drift else {},
+        virtual_seconds=record.virtual_seconds,
     )
 
 
@@ -81,6 +89,7 @@ Line = keys({
     "round": int, "cohort": int, "losses": Mapping[str, float], "traffic": Mapping[str, int],
     "accuracy": NotRequired[Scopes], "evaluation": NotRequired[Scopes], "measures": NotRequired[Mapping[str, Any]],
     "faults": Mapping[str, int], "drift": Mapping[str, float], "seconds": keys({"total": float}),
+    "virtual_seconds": NotRequired[float],
 })  # fmt: skip
 """The keys of a line of metrics.jsonl."""
 
@@ -106,6 +115,8 @@ def to_line(metrics: RoundMetrics) -> str:
     content = {name: known[name] if name in known else getattr(metrics, name) for name in names}
     if measures != Measures():
         content["measures"] = asdict(measures)
+    if metrics.virtual_seconds is not None:
+        content["virtual_seconds"] = metrics.virtual_seconds
     return json.dumps(finite(content), allow_nan=False, ensure_ascii=False)
 
 

@@ -28,17 +28,9 @@ from pflsim.display.identity import Identity, identity
 from pflsim.records.environment import read_sessions
 from pflsim.records.evaluation import grouped
 from pflsim.records.files import keys, read_json
-from pflsim.records.history import METRICS
 
 STUDY = "tuned.json"
 ALWAYS = ("clients", "rounds", "lr", "batch_size", "local_epochs", "local_steps")
-
-
-def undisturbed(runs: Iterable[Run]) -> bool:
-    """Return whether no two runs overlap in time, judged by their length and the age of their files."""
-    ends = [((run.folder / METRICS).stat().st_mtime, run.summary["seconds"]) for run in runs]
-    times = sorted((end - seconds, end) for end, seconds in ends)
-    return all(end <= start for (_, end), (start, _) in zip(times, times[1:], strict=False))
 
 
 def settings_table(groups: Sequence[Group]) -> list[tuple[str, list[str], bool]]:

@@ -23,6 +23,7 @@ from pflsim.analysis.report.details import Study, read_study
 from pflsim.analysis.report.grid import MAX_GROUPS, grid_of
 from pflsim.analysis.runs import Run, read_run
 from pflsim.analysis.tables import as_csv, drawn, has_means, means, numbers, records, remarks, span, tables, where
+from pflsim.analysis.targets import undisturbed
 from pflsim.analysis.verdict import over_benchmarks, winners
 from pflsim.config.names import listed, written
 from pflsim.display.formats import CHOSEN, NONE, format_bytes, format_seconds, in_text, plural, who_is_evaluated
@@ -58,7 +59,7 @@ def page(folders: Sequence[Path], study: Path | None = None) -> str:
     groups = [row.group for comparison in sets for row in (*comparison.rows, *comparison.baselines)]
     used = {run.folder for group in groups for run in (*group.runs, *group.left_out)}
     out = [_why(folder, run) for folder, run in read if not run or run.folder not in used]
-    timed = details.undisturbed(run for _, run in read if run)
+    timed = undisturbed(run for _, run in read if run)
     return _render([_benchmark(c) for c in sets], out, study and read_study(study), count=len(folders), timed=timed)
 
 

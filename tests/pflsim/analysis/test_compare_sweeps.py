@@ -141,8 +141,8 @@ def test_a_folder_of_runs_or_a_pattern(said: Said, folder: Path) -> None:
         (["--at", "best_val"], "--at best_val"),
         (["--reference", "fedprox"], "--reference fedprox: valid: fedavg, local"),
         (["--out", "table.doc"], "--out table.doc"),
-        (["--out", "/not/there.md"], "/not/there.md"),
-        (["--target", "90"], "--target"),
+        (["--out", "/dev/null/there.md"], "/dev/null"),
+        (["--target", "101%"], "--target"),
     ],
 )
 def test_refused(said: Said, folder: Path, arguments: list[str], message: str) -> None:

@@ -110,6 +110,10 @@ def test_refusals(more: list[str], named: str, words: list[str], tmp_path: Path,
 
 def test_clients_for_which_the_metric_is_not_defined_are_not_counted() -> None:
     clients = [("s0", 0.5), ("s1", 0.7), ("s2", np.nan)]
-    frame = pd.DataFrame(clients, columns=["name", "auroc"]).assign(seed=0, phase="received", method="FedAvg")
+    frame = pd.DataFrame(clients, columns=["name", "auroc"]).assign(
+        seed=0, phase="received", method="Mixed", warning=""
+    )
+    frame.loc[1, "warning"] = "doubtful"
     table = _table(frame, "auroc")
-    assert table.rows == (("FedAvg", "0.600 (2)"),) and " 3 clients" in table.notes[0]
+    assert table.rows == (("Mixed", "0.600 (2)"),) and " 3 clients" in table.notes[0]
+    assert "s1" in table.notes[-1] and "s0" not in table.notes[-1] and "doubtful" in table.notes[-1]

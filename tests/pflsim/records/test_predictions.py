@@ -71,8 +71,10 @@ def test_which_runs_have_them(asked: Any, tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_round_without_a_score_is_not_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = iter([float("nan"), 0.5, 0.4, float("nan")])
     monkeypatch.setattr("pflsim.engine.simulation.validation_score", lambda *_: next(scores))
-    frame = pflsim.run(**table(tmp_path / "t.csv", y="two"), run_dir=tmp_path / "run").predictions()
+    run = pflsim.run(**table(tmp_path / "t.csv", y="two"), run_dir=tmp_path / "run")
+    frame = run.predictions()
     assert {*frame[frame["when"] == "best"]["round"]} == {2}
+    assert {path.name for path in (run.folder / "checkpoints").iterdir()} == {"round_0002", "round_0004"}
 
 
 def test_thresholds_change_no_other_result_and_need_no_recorded_scores(tmp_path: Path) -> None:
@@ -116,7 +118,7 @@ def test_a_killed_run_goes_on_with_those_of_its_checkpoint(
     mode: str, best: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed before the checkpoint of round 4 is seen: that of round 2 counts, although the best may have improved."""
-    settings = table(tmp_path / "t.csv", y="two") | {"lr": 0.02, "checkpoint": {"every": 2}}
+    settings = table(tmp_path / "t.csv", y="two") | {"lr": 0.02, "checkpoint": {"every": 2, "best": False}}
     settings["eval"] = {"primary": "nll", "mode": mode, "threshold": "sensitivity:0.8"}
     straight = pflsim.run(**settings, run_dir=tmp_path / "straight")
     assert straight.at("best_val").round == best  # type: ignore[union-attr]
