@@ -24,6 +24,7 @@ from pflsim.data.dataset import Dataset, dataset_warnings
 from pflsim.data.federate import load_federation
 from pflsim.data.federated import Partition, domains_of, shard
 from pflsim.data.record import record_names, recorded_rows
+from pflsim.data.sets import drawn
 from pflsim.engine.clock import VirtualClock
 from pflsim.engine.plan import RunPlan
 from pflsim.errors import SettingsError, own_errors
@@ -67,6 +68,7 @@ def prepare(
         aggregator = None if type(aggregator) is Aggregator else aggregator
     optimizer_class(settings.optimizer.name)  # refuses it before the data are loaded
     dataset, partition = load_federation(settings, kept)
+    partition = replace(partition, sets=drawn(settings, dataset, partition))
     models = model_checks.fitted(models, dataset, settings)
     task = task_of(settings, dataset, partition)
     metrics = metrics_of(settings.eval.metrics, task, settings.eval.primary)
@@ -246,6 +248,7 @@ def _plan(
         clients=clients,
         settings=settings,
         splits=splits,
+        sets=tuple(settings.eval.sets),
         header={
             "data": component_name(settings, "data"),  # a moved file may have another name
             "model": meta.model,

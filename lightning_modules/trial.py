@@ -51,7 +51,7 @@ def try_clients(
     train = max(partition.train, key=len)[:few_rows]
     val, test = (max(rows, key=len)[:few_rows] for rows in (partition.val, partition.test))
     clients = min(len(factory.models), len(server[1].clients))
-    few = replace(partition, train=(train,) * clients, val=(val,) * clients, test=(test,) * clients)
+    few = replace(partition, train=(train,) * clients, val=(val,) * clients, test=(test,) * clients, sets={})
     training = replace(factory.training, local_epochs=1, local_steps=None)
     if factory.device != "cpu":  # this process uses no GPU, and some optimisers work on GPUs only
         training = replace(training, optimizer=OptimizerChoice(keep=training.optimizer.keep))

@@ -366,8 +366,8 @@ def compare(
         target: mean of the primary metric to reach, as a number, or as a share of the reference's in each seed, such as
             "95%"; default: the best that every run reaches.
         target_on: the examples whose mean reaches it.
-        set: judge the clients that joined after the last round, as received or after local training; default: the
-            clients that train.
+        set: judge on a test set of `eval.sets`, or the clients that joined after the last round: new_received,
+            new_trained, ...; default: the clients that train, on their own rows.
 
     Returns:
         One comparison for each set of runs on the same clients.
@@ -394,6 +394,7 @@ def figures(
     at: str | None = None,
     target: float | str | None = None,
     target_on: Literal["test", "val"] = "test",
+    set: str | None = None,
 ) -> dict[str, Figure]:
     """Draw figures for a paper: width of a column, font sizes and embedded fonts of a template.
 
@@ -407,6 +408,7 @@ def figures(
         at: see `compare`.
         target: see `compare`; curves have a line there, and ticks in the rounds in which seeds reach it.
         target_on: see `compare`.
+        set: see `compare`.
 
     Returns:
         The figures by name; with several sets of comparable runs, `forest-1`, `forest-2`, …
@@ -416,8 +418,10 @@ def figures(
     """
     from pflsim.analysis.comparison import compare_sets
     from pflsim.analysis.figures import all_figures
+    from pflsim.analysis.runs import judged_on
 
-    compared = compare_sets(_runs(runs), reference, choice=cast(Any, at), target=target, target_on=target_on)
+    judged = (judged_on(run, set) for run in _runs(runs))
+    compared = compare_sets(judged, reference, choice=cast(Any, at), target=target, target_on=target_on)
     return {name: figure for name, (figure, _) in all_figures(compared, style, only, against).items()}
 
 

@@ -15,7 +15,8 @@ from torch import Tensor
 Tensors = Mapping[str, Tensor]
 """Tensors by name; names are state_dict keys of the client's module."""
 
-Split = Literal["train", "val", "test"]
+Split = str
+"""train, val or test, or a test set of `eval.sets`."""
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 ModelKind = Literal["personal", "global"]
 """Whose model is evaluated: the client's own, or the server's."""

@@ -21,6 +21,7 @@ from pflsim.analysis.runs import read_run
 from pflsim.config.settings import Settings, swept
 from pflsim.config.validate import is_url
 from pflsim.data.record import record_names, write_partition
+from pflsim.data.sets import cost
 from pflsim.engine.callbacks import Callbacks
 from pflsim.engine.execution import Executor, NodeLost, StatesLost
 from pflsim.engine.interrupts import Interrupts, Stopped
@@ -208,6 +209,9 @@ class Runner:
             )
             for warning in prepared.warnings:
                 tracker.warn(warning)
+            if prepared.partition.sets:
+                level, text = cost(prepared.partition)
+                logger.log(level, text)
             console.earlier(tracker.history)
             try:
                 with self._stoppable(folder):

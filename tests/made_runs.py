@@ -46,6 +46,7 @@ def make_run(
     on: Literal["all", "participants"] = "all",
     every: int = 1,
     new: Mapping[EvalPhase, Counts] | None = None,
+    sets: Mapping[str, Sequence[Counts]] | None = None,
     **settings: Any,
 ) -> Path:
     """Write a run.
@@ -67,6 +68,7 @@ def make_run(
         on: whose models are evaluated.
         every: how often.
         new: how clients do that join after the last round, by phase.
+        sets: how every client does in every evaluated round on other test sets.
         settings: others, by name.
     """
     clients = len(test[0])
@@ -75,7 +77,7 @@ def make_run(
     rounds = len(test) * every
     called |= names or {}
     config = Settings(**{"clients": clients, "rounds": rounds, "seed": seed, **chosen, **settings, "names": called})
-    config = replace(config, eval=replace(config.eval, every=every, clients=on))
+    config = replace(config, eval=replace(config.eval, every=every, clients=on, sets=[*(sets or ())]))
     hashed = digest or f"{seed:064d}"
     meta = RunMeta(
         method, config.names["data"], "dirichlet(alpha=0.1)", hashed, config.names["model"], config.clients,
@@ -91,6 +93,8 @@ def make_run(
             rows = [] if rest else [*_rows(test[place - 1], "test", *reported)]
             if val is not None and not rest:
                 rows += _rows(val[place - 1], "val", *reported)
+            for name, each in (sets or {}).items():
+                rows += _rows(each[place - 1], name, *reported)
             reports = tuple(TrainReport(client, 1, 1, up_bytes=up) for client in range(clients))
             sent = {client: down for client in range(clients)}
             tracker.round(
@@ -112,7 +116,7 @@ def make_run(
     return folder
 
 
-def _rows(counts: Counts, split: Literal["test", "val"], model: ModelKind, phase: EvalPhase) -> list[EvalRow]:
+def _rows(counts: Counts, split: Split, model: ModelKind, phase: EvalPhase) -> list[EvalRow]:
     return [EvalRow(i, split, model, phase, right, total, 0.5) for i, (right, total) in enumerate(counts)]
 
 

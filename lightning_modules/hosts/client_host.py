@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ from lightning_modules.phases import Stage
 from lightning_modules.predictions import confusion, recalibrated, totals
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import CropFlip, Examples, Partition, Shard, StackedShards, shard, stacked_shards
+from pflsim.data.sets import examples_of
 from pflsim.engine.execution import AdaptTask, ClientTask, EvalRequest, FinetuneTask, ReplyTask, TrainTask
 from pflsim.errors import ClientError, client_errors
 from pflsim.messages import Message, payload_bytes
@@ -82,6 +84,10 @@ class ClientHost:
         if attackers := factory.attackers:
             self.shards = {c: attackers.poisoned(own) for c, own in self.shards.items()}
         self.shards = {c: own.to(self.device) for c, own in self.shards.items()}
+        copied = cache(lambda own: examples_of(dataset, partition, own).to(self.device))  # clients share some sets
+        for name, sets in partition.sets.items():
+            for c in self.shards.keys() & {*range(len(sets))}:
+                self.shards[c] = replace(self.shards[c], sets={**self.shards[c].sets, name: copied(sets[c])})
         self.stacked_shards: dict[int, StackedShards] = {}
         for stack in factory.stacks:
             if stack[0] in self.shards:

@@ -29,9 +29,6 @@ tables of its own. Other settings may differ (rounds, lr, model, ...); the label
 def options(add: Add) -> None:
     """Add the options of the command."""
     of_groups(add)
-    new = "judge the clients that joined after the last round (eval.holdout_clients): new_received, new_trained, or"
-    more = "with eval.newcomer_rows new_received_all, new_trained_N, new_recalibrated_N"
-    add("--set", metavar="SET", help=f"{new} {more}")
     rows = "a table of clients: their rows, and each method's result with its interval"
     add("--clients", action="store_true", help=rows)
     add("--format", choices=["text", "markdown", "latex", "csv"], help="default: the suffix of --out, else text")
@@ -41,6 +38,8 @@ def options(add: Add) -> None:
 def of_groups(add: Add) -> None:
     """Add the runs and what is compared of them."""
     add("runs", nargs="+", metavar="RUNS", help="run folders, folders of runs, or patterns")
+    new = "judge on a test set of eval.sets, or the clients that joined after the last round: new_received, new_trained"
+    add("--set", metavar="SET", help=f"{new}, new_received_all, new_trained_N, new_recalibrated_N (eval.newcomer_rows)")
     at = "round that figures are taken from; default: best_val if all runs have validation data, else last"
     add("--at", choices=["best_val", "last", "best_test_oracle"], help=at)
     default = "local, else fedavg; of settings of one method, the best"

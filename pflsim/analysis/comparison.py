@@ -140,8 +140,8 @@ def _faster(row: Row, hits: Mapping[int, int | None]) -> Row:
 
 def score(group: Group, choice: Choice) -> float:
     """Return the mean score of the primary metric in a round: on validation data if these chose it, else on test."""
-    split = "val" if choice == "best_val" else "test"
     lines = [(run, run.at(choice)) for run in group.runs]
+    split = "val" if choice == "best_val" else group.runs[0].on
     scores = [line.evaluations[run.reported._replace(split=split)].score for run, line in lines if line]
     return statistics.fmean(scores or [-math.inf])
 

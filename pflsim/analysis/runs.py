@@ -32,7 +32,7 @@ from pflsim.records.per_client import COLUMNS, PER_CLIENT
 from pflsim.records.predictions import PREDICTIONS, read_predictions
 from pflsim.records.summary import SummaryFile, chosen_round
 from pflsim.seeding import past_cohort
-from pflsim.types import SPLITS, EvalPhase, EvalRow, ModelKind
+from pflsim.types import SPLITS, EvalPhase, EvalRow, ModelKind, Split
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -46,7 +46,8 @@ IGNORED = (
     "seed", "names", "run_dir", "data.root", "data.path", "data.test", "data.download",
     "executor", "ray_address", "placement", "lockstep_clients", "on_client_error", "checkpoint", "trace", "tracking",
     "progress", "sweep",
-    "eval.batch_size", "eval.models", "eval.received", "eval.metrics", "eval.newcomer_rows", "eval.threshold",
+    "eval.batch_size", "eval.models", "eval.sets", "eval.received", "eval.metrics", "eval.newcomer_rows",
+    "eval.threshold",
 )  # fmt: skip
 """Settings that two runs of one experiment may differ in: the seed, names and paths, the executor, its placement and
 the size of stacks (which change at most the last bits of a result), and what is recorded."""
@@ -62,9 +63,11 @@ UNSCORED = (
 """Why an interval is missing."""
 FEDERATION = ("data", "shift", "partition", "split", "clients")
 """Settings that determine, with the seed, every client's examples. If groups share a seed, the hash decides."""
-PROTOCOL = ("eval.clients", "eval.every", "eval.holdout_clients", "eval.primary", "eval.mode", "task.name",
-            "attack.fraction")  # fmt: skip
-"""Settings that determine which clients are evaluated and in which rounds."""
+PROTOCOL = (
+    "eval.clients", "eval.every", "eval.holdout_clients", "eval.primary", "eval.mode", "task.name",
+    "eval.severity", "eval.all_examples", "attack.fraction",
+)  # fmt: skip
+"""Settings that determine which clients are evaluated, on which rows and in which rounds."""
 
 Inputs = keys({
     "shape": list[int], "dtype": str, "scale": float, "mean": list[float] | None, "std": list[float] | None,
@@ -110,6 +113,7 @@ class Run:
         partition: partition.json without the rows.
         environment: environment.json.
         trusted: whether this process has run it, so that `load_model` may run the code that its folder names.
+        on: the test set of the results: test, which are the clients' own rows, or one of `sets`.
     """
 
     folder: Path
@@ -119,6 +123,7 @@ class Run:
     partition: Mapping[str, Any]
     environment: Mapping[str, Any]
     trusted: bool = field(default=False, compare=False)
+    on: Split = "test"
 
     @property
     def name(self) -> str:
@@ -145,6 +150,12 @@ class Run:
     def done(self) -> int:
         """The last finished round, from metrics.jsonl: a killed run does not update summary.json."""
         return self.history[-1].round if self.history else 0
+
+    @property
+    def sets(self) -> list[str]:
+        """The names of the test sets besides the clients' own."""
+        names = dict.fromkeys(scope.split for line in self.history for scope in line.evaluations)
+        return [name for name in names if name not in SPLITS]
 
     @property
     def accuracy(self) -> float:
@@ -206,8 +217,8 @@ class Run:
 
     def scores(self, round_number: int, scope: Scope | None = None) -> DataFrame | None:
         """Return the rows of `predictions` for a round and a scope, as `counts`; None if there are none."""
-        model, _, phase = scope or self.reported
-        found = self._scores
+        model, split, phase = scope or self.reported
+        found = self._scores if split == "test" else None
         if found is not None:
             found = found.query("round == @round_number and model == @model and phase == @phase")
         return None if found is None or found.empty else found
@@ -310,13 +321,13 @@ class Run:
 
     @property
     def reported(self) -> Scope:
-        """The scope that the method reports: the reported model at its phase, on test data."""
+        """The scope that the method reports: the reported model at its phase, on test data or the set `on`."""
         return self.scope()
 
     def scope(self, model: ModelKind | None = None) -> Scope:
         """Return the scope of a model (default: the reported model) at the phase at which it is evaluated."""
         kind = model or cast(ModelKind, self.summary["reported_model"])
-        return Scope(kind, "test", cast(EvalPhase, self.summary["accuracy_of"]["phase"][kind]))
+        return Scope(kind, self.on, cast(EvalPhase, self.summary["accuracy_of"]["phase"][kind]))
 
     def at(self, choice: Choice, model: ModelKind | None = None) -> RoundMetrics | None:
         """Return the round of a choice for a model (default: the reported model); None if there is no such round."""
@@ -447,22 +458,25 @@ def read_run(folder: Path) -> Run:
 
 
 def judged_on(run: Run, name: str | None) -> Run:
-    """Return a run that reports its results on the clients that join after the last round; without a name, the run.
+    """Return a run that reports its results on another test set; without a name, the run.
 
     Args:
         run: the run.
-        name: new_PHASE, see `NewcomerRecord`: new_received, new_trained, new_trained_10, new_recalibrated_10, ...
+        name: a test set of `eval.sets`; or new_PHASE, of the clients that join after the last round, see
+            `NewcomerRecord`: new_received, new_trained, new_trained_10, new_recalibrated_10, ...
 
     Raises:
         SettingsError: the run has no such results.
     """
     if name is None or not run.history:
         return run
+    if name in run.sets:
+        return replace(run, on=name)
     scope = Scope(cast(ModelKind, "newcomer"), "test", cast(EvalPhase, name.removeprefix("new_")))
     last, rows = run.history[-1], run.counts(run.history[-1].round, scope).reset_index()
     if rows.empty or name == scope.phase:
-        has = [f"new_{phase}" for phase in {*run.per_client().query("model == 'newcomer'")["phase"]}]
-        none = "this run has no new clients; run with eval.holdout_clients=1"
+        has = [*run.sets, *(f"new_{phase}" for phase in {*run.per_client().query("model == 'newcomer'")["phase"]})]
+        none = "this run has no other test sets and no new clients; run with eval.sets or eval.holdout_clients=1"
         more = "; eval.newcomer_rows=[10] adds some, and recalibrated ones for values and two classes"
         raise SettingsError(f"{run.folder}: --set {name}: {nearest(name, has) + more if has else none}")
     measures = next(each.measures for line in run.history for each in line.evaluations.values())

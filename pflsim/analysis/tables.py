@@ -11,7 +11,7 @@ from html import escape
 from io import StringIO
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import tabulate as tabulate_module
 from rich.console import Console
@@ -23,7 +23,7 @@ from pflsim.analysis.differences import Difference, Family
 from pflsim.analysis.forest import as_text
 from pflsim.analysis.headings import about
 from pflsim.analysis.intervals import METRICS, POOLED
-from pflsim.analysis.runs import UNSCORED, incomplete, run_settings
+from pflsim.analysis.runs import UNSCORED, Run, incomplete, run_settings
 from pflsim.analysis.targets import undisturbed
 from pflsim.analysis.verdict import over_benchmarks
 from pflsim.config.names import listed, written
@@ -31,6 +31,7 @@ from pflsim.data.splits import copies_labels
 from pflsim.display.formats import CHOSEN, NONE, byte_unit, in_text, who_is_evaluated, wrapped
 from pflsim.display.metrics import fixed, points, rounded, scale_of, steady
 from pflsim.errors import SettingsError
+from pflsim.types import ModelKind
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -69,7 +70,7 @@ def tables(comparison: Comparison, plot: str = "") -> list[Table]:
     """
     named = has_means(comparison) and comparison.runs[0].partition.get("names")
     differences = [paired(comparison, each) for each in comparison.families if comparison.paired]
-    return [figures(comparison, plot), *differences, *([means(comparison)] if named else [])]
+    return [figures(comparison, plot), *differences, *([means(comparison)] if named else []), *where(comparison)]
 
 
 def figures(comparison: Comparison, plot: str = "") -> Table:
@@ -207,6 +208,38 @@ def means(comparison: Comparison) -> Table:
     return Table("Means over clients", ("method", *(header for header, _ in columns)), cells, tuple(notes))
 
 
+def where(comparison: Comparison) -> list[Table]:
+    """Return a table with the mean on each test set, and of new clients; nothing if there are only the own test rows.
+
+    There is none either if the comparison itself is on another set.
+    """
+    rows, primary = [*comparison.lines, *comparison.baselines], comparison.primary
+    runs = [run for row in rows for run in row.group.runs]
+    names = ["test", *dict.fromkeys(name for run in runs for name in run.sets)]
+    names += NEW if any(run.summary.get("newcomers") for run in runs) else ()
+    if len(names) == 1 or any(run.on != "test" or run.reported.model not in get_args(ModelKind) for run in runs):
+        return []
+
+    def value(run: Run, name: str) -> float | None:
+        if name in NEW:
+            found = (run.summary.get("newcomers") or {}).get(name) or {}
+            return found.get("mean" if primary == "accuracy" else primary)
+        stats = replace(run, on=name).stats(comparison.choice)
+        return stats and stats.mean
+
+    def cell(row: Row, name: str) -> str:
+        found = [each for run in row.group.runs if (each := value(run, name)) is not None]
+        return _spread(Spread(tuple(found))) if len(found) == len(row.group.runs) else NONE
+
+    cells = tuple((row.label, *(cell(row, name) for name in names)) for row in rows)
+    headers = ({"test": "own\ntest rows", **NEW}.get(name, name.replace("_", "\n")) for name in names)
+    notes = [f"{in_text(primary)}: mean over clients and seeds; round: {CHOSEN[comparison.choice]}"]
+    notes += ["new clients: on their own test rows, after the last round"] * (names[-1] in NEW)
+    return [Table("Where the models are judged", ("method", *headers), cells, tuple(notes))]
+
+
+NEW = {"received": "new clients,\nas received", "trained": "new clients,\nfine-tuned"}
+"""Headers of the results of new clients, by phase."""
 FIRST: dict[str, Callable[[Any], str]] = {
     "client": str, "seed": str, "train": "{:,.0f}".format, "test": "{:,.0f}".format, "positives": "{:.0%}".format,
 }  # fmt: skip
@@ -317,6 +350,8 @@ def title(comparison: Comparison, in_words: bool = False) -> str:
     seeds = {group.seeds for group in comparison.groups}
     own = seeds.pop() if len(seeds) == 1 else ()
     tested = f"Test {in_text(comparison.primary)}" + (f" on {data}" if data else "")
+    on = comparison.runs[0].on
+    tested += f" (test set {on})" * (on != "test")
     what = [tested, rules if in_words else partition, clients, model]
     how = [rounds, own and f"seed{'s' if len(own) > 1 else ''} {numbers(own)}"]
     return "; ".join(filter(None, (", ".join(filter(None, words)) for words in (what, how))))
@@ -328,6 +363,7 @@ def notes(comparison: Comparison) -> Iterator[str]:
     spread = "; ± is the sample standard deviation over seeds" if len(runs) > len(comparison.groups) else ""
     on = {run.summary["accuracy_of"]["clients"] for run in runs}
     clients = who_is_evaluated(on.pop()) if len(on) == 1 else "the evaluated clients"
+    clients += f", on the test set {runs[0].on}" * (runs[0].on != "test")
     for key, who in (("newcomers", "newcomers"), ("attack", "malicious ones")):
         clients += f", without {who}" if any(run.summary.get(key) for run in runs) else ""
     primary, worst = in_text(comparison.primary), "lowest" if comparison.higher else "highest"

@@ -6,8 +6,8 @@ from importlib.util import find_spec
 from typing import Any, get_type_hints
 
 from pflsim.config.components import COMPONENTS, check_component, keys_of
-from pflsim.config.names import program, shortened, unknown_key, written
-from pflsim.config.settings import OnError, Settings, dotted
+from pflsim.config.names import nearest, program, shortened, unknown_key, written
+from pflsim.config.settings import TEST_SETS, Eval, OnError, Settings, dotted
 from pflsim.config.validate import check_no_password, checked
 from pflsim.display.metrics import UNDIRECTED
 from pflsim.errors import SettingsError
@@ -20,6 +20,8 @@ UNUSED = {
     **dict.fromkeys(("fedadam", "fedyogi"), ("nesterov",)),
 }
 """Settings without effect, by server optimiser."""
+WITHOUT_PARTS = ("explicit", "pfllib", "by_client")
+"""Partitions of given rows or clients, which cannot be drawn apart for those that are held out."""
 
 
 def settings_from(config: Mapping[str, Any], used: Sequence[str] = COMPONENTS) -> Settings:
@@ -36,6 +38,11 @@ def settings_from(config: Mapping[str, Any], used: Sequence[str] = COMPONENTS) -
     for name in COMPONENTS:
         if not getattr(settings, name):
             raise SettingsError(f"{name} is not set; give {name}=NAME ({program()} --help lists the names)")
+    if "partition" in used and (changed := settings.eval.holdout_partition):
+        try:
+            check_component({**settings.partition, **changed}, "partition")
+        except SettingsError as error:
+            raise SettingsError(f"eval.holdout_partition={written(changed)}: {error}") from error
     return replace(settings, **{name: check_component(getattr(settings, name), name) for name in used})
 
 
@@ -121,6 +128,12 @@ def _contradictions(settings: Settings) -> Iterator[str]:
         )
     elif isinstance(named, list) and len({*map(str, named)}) < held:
         yield f"eval.holdout_clients={written(named)}: expected each client once"
+    rule = settings.partition.get("_target_", "").rpartition(".")[2]
+    if changed := settings.eval.holdout_partition:
+        if not held or isinstance(named, list):
+            yield f"eval.holdout_partition={written(changed)} needs a number of clients: set eval.holdout_clients=N"
+        elif rule in WITHOUT_PARTS:
+            yield f"eval.holdout_partition={written(changed)}: partition={rule} does not draw the clients' rows"
     if (few := settings.eval.newcomer_rows) and (not held or len({*few}) < len(few)):
         yield f"eval.newcomer_rows={few}: expected each number once, and new clients (eval.holdout_clients)"
     elif how.cycle > clients - held:
@@ -136,6 +149,7 @@ def _contradictions(settings: Settings) -> Iterator[str]:
     models = settings.eval.models
     if not 0 < len({*models}) == len(models):
         yield f"eval.models={written(models)}: expected personal, global or both, each once"
+    yield from _of_sets(settings)
     if settings.eval.primary in UNDIRECTED:
         yield f"eval.primary={settings.eval.primary}: neither higher nor lower is better; list it in eval.metrics"
     if settings.eval.sensitivity is not None and settings.split.get("validation") == 0:
@@ -176,3 +190,18 @@ def _contradictions(settings: Settings) -> Iterator[str]:
     mixed = names.get("partition") != "by_client" or (names.get("split") == "official" and test_by != "clients")
     if names.get("data") == "synthetic" and mixed:
         yield "data=synthetic has a model for each client: set partition=by_client split.test_by=clients"
+
+
+def _of_sets(settings: Settings) -> Iterator[str]:
+    """Yield what is wrong with the test sets."""
+    chosen, default = settings.eval, Eval()
+    for name in chosen.sets:
+        if name not in TEST_SETS:
+            yield f"eval.sets: there is no test set {name}; {nearest(name, TEST_SETS)}"
+        if chosen.sets.count(name) > 1:
+            yield f"eval.sets={written(chosen.sets)}: expected each test set once"
+        if name in ("others", "mixture") and settings.trained == 1:
+            yield f"eval.sets={written(chosen.sets)}: {name} needs at least two clients that train"
+    for key, needed in (("all_examples", ("all",)), ("severity", TEST_SETS[2:])):
+        if (value := getattr(chosen, key)) != getattr(default, key) and not {*needed} & {*chosen.sets}:
+            yield f"eval.{key}={value} has no effect with eval.sets={written(chosen.sets)}; leave it out"

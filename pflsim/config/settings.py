@@ -23,6 +23,12 @@ LARGEST = 2**31 - 1
 """Limit of whole numbers without an upper bound of their own, so that products of them do not overflow."""
 DEFAULT_RETRIES = 3
 """Retries of `retry` without a number; with the rule drop, of what is not a client (server, a starting actor)."""
+CORRUPTIONS = (
+    "gaussian_noise", "shot_noise", "impulse_noise", "gaussian_blur", "contrast", "brightness", "pixelate", "jpeg",
+    "feature_noise", "missing_columns",
+)  # fmt: skip
+TEST_SETS = ("others", "all", "mixture", "corrupted", *CORRUPTIONS)
+"""Test sets besides each client's own."""
 Count = Annotated[int, Ge(1), Le(LARGEST)]
 CountOrZero = Annotated[int, Ge(0), Le(LARGEST)]
 Epochs = Annotated[int, Ge(1), Le(1_000_000)]
@@ -117,12 +123,20 @@ class Eval:
     """Whether the lowest (min) or the highest (max) primary metric is best; auto: as the metric says."""
     threshold: float | str = 0.5
     """Probability from which on class 1 of two is predicted: 0.5, or sensitivity:0.9, chosen on validation rows."""
+    sets: list[str] = field(default_factory=list)
+    """Test sets besides each client's own: others, all, mixture, corrupted, or a corruption by name."""
+    severity: Annotated[int, Ge(1), Le(5)] = 3
+    """Severity of the corruptions of test sets, from 1 to 5."""
+    all_examples: Count = 1000
+    """Rows of the test set all at most."""
     received: bool = False
     """Evaluate the personal model both as received and after local training."""
     batch_size: Count | None = None
     """Examples per forward pass; null: 128 on a CPU, 1024 on a GPU."""
     holdout_clients: CountOrZero | list[str | int] = 0
     """Hold out the last N clients, or clients by name, from training; they join as newcomers after the last round."""
+    holdout_partition: dict[str, Any] = field(default_factory=dict)
+    """Settings of the partition that differ for the held-out clients, for example {alpha: 1.0}."""
     fit: Literal["training", "all"] = "training"
     """Clients whose training rows give the encoder of a table or texts, the scale of targets and class weights."""
     finetune_epochs: Annotated[int, Ge(0), Le(1_000_000)] = 1

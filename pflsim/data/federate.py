@@ -7,11 +7,12 @@ import numpy as np
 from numpy.random import Generator
 
 from pflsim.config.components import bind, component_name, settings_of, targets_of
-from pflsim.config.names import nearest
+from pflsim.config.names import nearest, written
 from pflsim.config.settings import Settings
 from pflsim.data.content import copied_rows
 from pflsim.data.dataset import BINS, Dataset, Loader, check_dataset, described, named_classes
 from pflsim.data.federated import Partition, names_of
+from pflsim.data.partitions.deal import apportion, deal
 from pflsim.data.shifts import Shift
 from pflsim.data.splits import Assign
 from pflsim.data.targets import about_targets, as_task
@@ -70,6 +71,11 @@ def load_federation(settings: Settings, kept: dict[str, Dataset] | None = None) 
         explicit = bind(settings.partition, field="partition", kind=ExplicitPartition)
     except SettingsError:
         explicit, rule = None, bind(settings.partition, field="partition", kind=PartitionRule)
+    if changed := settings.eval.holdout_partition:
+        if rule is None:
+            raise SettingsError(f"eval.holdout_partition={written(changed)}: the partition lists rows; leave it out")
+        other = bind({**settings.partition, **changed}, field="partition", kind=PartitionRule)
+        rule = _apart(rule, other, settings.eval.newcomers, settings.seed)
     split_rule = bind(settings.split, field="split", kind=SplitRule)
     shift_rule = bind(settings.shift, field="shift", kind=ShiftRule)
     kept, key = {} if kept is None else kept, str(settings.data)
@@ -97,6 +103,8 @@ def load_federation(settings: Settings, kept: dict[str, Dataset] | None = None) 
         partition = _check_partition(given, clients, len(dataset.y))
     else:
         dealt = dataset.by_class(settings.partition.get("bins", BINS), _decides(dataset, settings))
+        if dealt.domains and changed:
+            raise SettingsError(f"eval.holdout_partition={written(changed)}: the clients are of domains; leave it out")
         if dealt.domains and rule:
             partition = _within_domains(dealt, rule, split_rule, clients, settings.seed)
         else:
@@ -143,6 +151,40 @@ def _check_classes(dataset: Dataset) -> None:
         raise SettingsError(f"{dataset.name}: the training part has no class of the test part ({test}), but {train}")
 
 
+def _apart(rule: PartitionRule, other: PartitionRule, held: int, seed: int) -> PartitionRule:
+    """Return a rule that divides the rows by class between the last clients, which are held out, and those before.
+
+    Args:
+        rule: for the clients that train.
+        other: for the others, with random streams of its own.
+        held: the number of the others.
+        seed: the run's seed.
+    """
+
+    def both(
+        labels: np.ndarray, num_classes: int, clients: int, rng: Generator, client_ids: np.ndarray | None
+    ) -> list[np.ndarray]:
+        drawn, sizes = numpy_generator(seed, "holdout"), np.bincount(labels, minlength=num_classes)
+        (chosen,) = deal(labels, apportion(sizes, int(len(labels) * held / clients + 0.5), drawn)[None], drawn)
+        kept = np.delete(np.arange(len(labels)), chosen)
+
+        def part(rule: PartitionRule, rows: np.ndarray, number: int, rng: Generator) -> list[np.ndarray]:
+            own = rule(labels[rows], num_classes, number, rng, None if client_ids is None else client_ids[rows])
+            return [rows[each] for each in own]
+
+        found = part(rule, kept, clients - held, rng)
+        with seeded_global(seed, stream := "holdout partition"):
+            return found + part(other, chosen, held, numpy_generator(seed, stream))
+
+    vars(both)["in_content_order"] = _in_content_order(rule)
+    return both
+
+
+def _in_content_order(rule: PartitionRule) -> bool:
+    """Return whether a rule gets the rows in the order of their content."""
+    return getattr(getattr(rule, "func", rule), "in_content_order", False)
+
+
 def _within_domains(dataset: Dataset, rule: PartitionRule, split: SplitRule, clients: int, seed: int) -> Partition:
     """Partition each domain over its clients, with random streams of its own."""
     ids = dataset.clients
@@ -177,7 +219,7 @@ def federate(
         SettingsError: clients is above the number of examples, or a rule rejects its settings or returns
             an invalid result.
     """
-    marked = getattr(getattr(partition_rule, "func", partition_rule), "in_content_order", False)
+    marked = _in_content_order(partition_rule)
 
     def assign(rows: np.ndarray) -> list[np.ndarray]:
         if clients > len(rows):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import accumulate
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pflsim.data.corruptions import Corruptor
 from pflsim.data.dataset import Dataset
 from pflsim.data.shifts import Shift
 from pflsim.errors import called
@@ -23,12 +24,34 @@ ROW_BITS = 40
 """Lower bits of an augmented row number, which hold the row; the bits above hold the number of the variant."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TestSet:
+    """Rows on which a client is judged besides its own test rows.
+
+    Args:
+        rows: their numbers in the data set.
+        owners: the client that has each of them, whose shift it keeps.
+        corruptions: how each of them is corrupted; "": not at all.
+        corruptor: corrupts them; None: no row is corrupted.
+    """
+
+    rows: np.ndarray
+    owners: np.ndarray
+    corruptions: np.ndarray
+    corruptor: Corruptor | None = None
+
+    def taken(self, index: np.ndarray) -> TestSet:
+        """Return some of the rows, by number or by mask."""
+        return TestSet(self.rows[index], self.owners[index], self.corruptions[index], self.corruptor)
+
+
 @dataclass(frozen=True, slots=True)
 class Partition:
     """Row numbers of the data set: one ascending array per client and split, how its examples are shifted, and names.
 
     `names` are those of the clients: given, or those of the data if every client has the training rows of one; else ().
-    The first `fitted` clients decide what all have in common, see `common`; None: all do.
+    The first `fitted` clients decide what all have in common, see `common`; None: all do. `sets` are the test sets of
+    `eval.sets` by name, one for each client that trains; the partition's hash ignores them.
     """
 
     train: tuple[np.ndarray, ...]
@@ -37,6 +60,7 @@ class Partition:
     shift: Shift = Shift()
     names: tuple[str, ...] = ()
     fitted: int | None = None
+    sets: Mapping[str, tuple[TestSet, ...]] = field(default_factory=dict)
 
     @property
     def common(self) -> tuple[np.ndarray, ...]:
@@ -168,13 +192,14 @@ def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.devic
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The examples of one client."""
+    """The examples of one client; `sets` are those of `eval.sets`."""
 
     client: int
     num_classes: int
     train: Examples
     val: Examples
     test: Examples
+    sets: Mapping[str, Examples] = field(default_factory=dict)
 
     @property
     def num_examples(self) -> int:
@@ -188,8 +213,8 @@ class Shard:
         return replace(self.test, x=torch.cat([part.x for part in parts]), y=torch.cat([part.y for part in parts]))
 
     def split(self, name: Split) -> Examples:
-        """Return the examples of a split."""
-        return getattr(self, name)
+        """Return the examples of a split or a test set."""
+        return self.sets[name] if name in self.sets else getattr(self, name)
 
     def to(self, device: torch.device) -> Shard:
         """Return a copy on a device."""
@@ -223,8 +248,8 @@ def shard(dataset: Dataset, partition: Partition, client: int) -> Shard:
         x, y = change.inputs(dataset, rows), torch.from_numpy(change.labels(dataset, rows))
         return Examples(x, y, dataset.scale, dataset.mean, dataset.std)
 
-    splits = (partition.train, partition.val, partition.test)
-    return Shard(client, dataset.num_classes, *(take(rows[client]) for rows in splits))
+    train, val, test = (take(rows[client]) for rows in (partition.train, partition.val, partition.test))
+    return Shard(client, dataset.num_classes, train, val, test)
 
 
 def names_of(dataset: Dataset, partition: Partition) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ class RunPlan:
         clients: N, the number of clients that train.
         settings: of the run.
         splits: the splits to evaluate: test, and val if there is one.
+        sets: the test sets on which clients that train are judged besides.
         initial_round: all clients reply once before round 1.
         surveys: rounds before which all clients reply once more.
         header: metadata of the run for checkpoints.
@@ -43,6 +44,7 @@ class RunPlan:
     clients: int
     settings: Settings = field(default_factory=Settings)
     splits: tuple[Split, ...] = ("test",)
+    sets: tuple[Split, ...] = ()
     initial_round: bool = False
     surveys: frozenset[int] = frozenset()
     header: Mapping[str, Any] = field(default_factory=dict)

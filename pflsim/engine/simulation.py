@@ -219,7 +219,8 @@ class Simulation(Generic[Handle]):
         for model, phase in (each for each in models if each[0] in plan.settings.eval.models):
             self.listener.phase(round_number, "evaluate", len(clients))
             counts = diagnosed and (model, "test", phase) == plan.meta.reported
-            request = EvalRequest(model, phase, clients, plan.splits, round_number, confusion=counts, pooled=scored)
+            splits = (*plan.splits, *(plan.sets if phase == plan.meta.phase(model) else ()))
+            request = EvalRequest(model, phase, clients, splits, round_number, confusion=counts, pooled=scored)
             rows += self.executor.evaluate(request)
         return tuple(rows)
 
@@ -302,7 +303,7 @@ class Simulation(Generic[Handle]):
             return (replace(row, phase=cast(EvalPhase, phase)) for row in rows)
 
         if plan.few:
-            whole = self._evaluate_newcomers(replace(request, splits=(cast(Split, "all"),)), sent)
+            whole = self._evaluate_newcomers(replace(request, splits=("all",)), sent)
             yield from (replace(row, split="test") for row in named("received_all", whole))
         for number, clients in plan.few.items():
             if clients:

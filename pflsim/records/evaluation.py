@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import product, starmap
 from typing import Any, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
 from pflsim.display.metrics import THRESHOLD, UNDIRECTED
-from pflsim.types import EvalPhase, EvalRow, ModelKind, Split, TrainReport
+from pflsim.types import SPLITS, EvalPhase, EvalRow, ModelKind, Split, TrainReport
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -23,10 +22,6 @@ class Scope(NamedTuple):
     model: ModelKind
     split: Split
     phase: EvalPhase
-
-
-SCOPES = tuple(starmap(Scope, product(*map(get_args, (ModelKind, Split, EvalPhase)))))
-"""All scopes, in the order of the output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,9 +213,13 @@ def rows_by_scope(rows: Iterable[EvalRow]) -> dict[Scope, list[EvalRow]]:
 def evaluations_by_scope(
     rows: Iterable[EvalRow], measures: Measures | None = None, pooled: Mapping[Any, Mapping[str, float]] | None = None
 ) -> dict[Scope, Evaluation]:
-    """Return statistics for every scope with examples, in the order of `SCOPES`; see `evaluation`."""
-    own = rows_by_scope(rows)
-    found = ((s, evaluation(own[s], measures, (pooled or {}).get(s))) for s in SCOPES if s in own)
+    """Return statistics for every scope with examples, by model, split (test sets last) and phase; see `evaluation`."""
+    own, known = rows_by_scope(rows), (get_args(ModelKind), SPLITS, get_args(EvalPhase))
+
+    def place(scope: Scope) -> list[int]:
+        return [(*names, name).index(name) for names, name in zip(known, scope, strict=True)]
+
+    found = ((s, evaluation(own[s], measures, (pooled or {}).get(s))) for s in sorted(own, key=place))
     return {scope: stats for scope, stats in found if stats is not None}
 
 

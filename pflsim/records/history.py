@@ -130,7 +130,7 @@ def from_line(line: str) -> RoundMetrics:
     valid(Line, found)
     measures = valid(Measures, found.pop("measures", {}))
     evaluations = {
-        Scope(cast(ModelKind, model), cast(Split, split), cast(EvalPhase, phase)): Evaluation.of(stats, measures)
+        Scope(cast(ModelKind, model), split, cast(EvalPhase, phase)): Evaluation.of(stats, measures)
         for model, splits in found.pop("accuracy", found.pop("evaluation", {})).items()
         for split, phases in splits.items()
         for phase, stats in phases.items()

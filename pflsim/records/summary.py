@@ -11,7 +11,7 @@ from pflsim.participation import Participation
 from pflsim.records.evaluation import Evaluation, Measures, Scope, Stats, evaluation, grouped
 from pflsim.records.files import keys, write_atomically
 from pflsim.records.history import RoundMetrics, Traffic, finite, stalled_since, validation_scores
-from pflsim.types import EvalPhase, EvalRow, ModelKind, NewcomerRecord, Precision, TaskName
+from pflsim.types import SPLITS, EvalPhase, EvalRow, ModelKind, NewcomerRecord, Precision, Split, TaskName
 
 SummaryFile = keys({
     "complete": bool, "method": str, "data": str, "partition": str, "model": str, "clients": int, "rounds": int,
@@ -22,6 +22,8 @@ SummaryFile = keys({
     "newcomers": NotRequired[Mapping[str, Any]], "primary": NotRequired[keys({"name": str, "higher_is_better": bool})],
 })  # fmt: skip
 """The keys of summary.json that are read back."""
+OF_SETS = ("clients", "mean", "weighted_mean", "std", "worst_decile")
+"""The statistics of a test set besides the clients' own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +151,9 @@ class Summary:
         """The traffic of all rounds."""
         return self.history[-1].traffic_total if self.history else Traffic()
 
-    def figures(self, model: ModelKind) -> dict[Choice, tuple[int, Evaluation] | None]:
-        """Return the chosen rounds with the test results of one model; None if there is no such round."""
-        scope = Scope(model, "test", self.meta.phase(model))
+    def figures(self, model: ModelKind, split: Split = "test") -> dict[Choice, tuple[int, Evaluation] | None]:
+        """Return the chosen rounds with the results of one model on a test set; None if there is no such round."""
+        scope = Scope(model, split, self.meta.phase(model))
         rounds = {choice: chosen_round(self.history, scope, choice) for choice in get_args(Choice)}
         return {choice: line and (line.round, line.evaluations[scope]) for choice, line in rounds.items()}
 
@@ -191,6 +193,7 @@ def to_dict(summary: Summary) -> dict[str, object]:
         "reported_phase": phases[meta.reported_model],
         "accuracy_of": {"split": "test", "clients": meta.evaluated_on, "phase": phases},
         **_results(summary),
+        **_sets(summary),
         "traffic": asdict(summary.traffic),
         "peak_rss_mb": round(summary.peak_rss_mb, 1),
         **{name: value for name, value in present.items() if value is not None},
@@ -213,6 +216,20 @@ def _results(summary: Summary) -> dict[str, object]:
     primary = {"name": measures.primary, "higher_is_better": measures.primary not in measures.lower}
     domains = {"domains": nested(lambda each: {"mean": dict(each.domains)})} if measures.domains else {}
     return {**accuracy, "metrics": metrics, "primary": primary, **domains}
+
+
+def _sets(summary: Summary) -> dict[str, object]:
+    """Return the primary metric on the test sets besides the clients' own, if there are any."""
+    names = dict.fromkeys(s.split for line in summary.history for s in line.evaluations if s.split not in SPLITS)
+
+    def result(found: tuple[int, Evaluation] | None) -> dict[str, Any] | None:
+        return found and {"round": found[0], **{name: getattr(found[1].primary, name) for name in OF_SETS}}
+
+    def of(name: str, model: ModelKind) -> dict[str, object]:
+        return {choice: result(found) for choice, found in summary.figures(model, name).items()}
+
+    found = {name: {model: of(name, model) for model in get_args(ModelKind)} for name in names}
+    return {"sets": found} if found else {}
 
 
 def _newcomers(summary: Summary) -> dict[str, object]:

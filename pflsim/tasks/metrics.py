@@ -110,6 +110,12 @@ def _balanced_accuracy(scores: Tensor, p: Tensor, y: Tensor) -> Any:
     return _per_class("recall", scores, y)[y.unique()].mean()  # of the classes that the client has
 
 
+def _reweighted_accuracy(scores: Tensor, p: Tensor, y: Tensor, shares: Sequence[float] = ()) -> Any:
+    held = y.unique()
+    weights = torch.tensor(shares, dtype=torch.float64, device=y.device)[held]
+    return (weights * _per_class("recall", scores, y)[held]).sum() / weights.sum()  # NaN if training has none of these
+
+
 def _macro_f1(scores: Tensor, p: Tensor, y: Tensor) -> Any:
     if y.ndim > 1:
         return _library("classification.multilabel_f1_score", p, y.int(), y.shape[1], validate_args=False)
@@ -219,6 +225,7 @@ VALUES: tuple[TaskName, ...] = ("regression",)
 TABLE: dict[str, tuple[Callable[..., Any], bool | None, tuple[TaskName, ...]]] = {
     "accuracy": (_accuracy, True, LABELS),
     "balanced_accuracy": (_balanced_accuracy, True, CLASSES),
+    "reweighted_accuracy": (_reweighted_accuracy, True, CLASSES),
     "macro_f1": (_macro_f1, True, LABELS),
     "top_k_accuracy": (_top_k_accuracy, True, CLASSES),
     "nll": (_nll, False, LABELS),
@@ -234,7 +241,7 @@ TABLE: dict[str, tuple[Callable[..., Any], bool | None, tuple[TaskName, ...]]] =
     "pearson": (_of_values("pearson_corrcoef"), True, VALUES),
 }
 """The function of each name, whether a higher value is better (None: neither), and the tasks that have the metric."""
-OF_GUESSES = (_accuracy, _balanced_accuracy, _macro_f1)
+OF_GUESSES = (_accuracy, _balanced_accuracy, _reweighted_accuracy, _macro_f1)
 """Metrics that count scores that are not finite as wrong predictions; the others are NaN."""
 
 
@@ -380,6 +387,8 @@ def _metric(name: str, options: dict[str, Any], task: Task) -> Metric:
             raise SettingsError(f"eval.metrics: {name} is not a metric of task={task.name}; choose {', '.join(own)}")
         if name in UNDIRECTED and task.targets != 2:
             raise SettingsError(f"eval.metrics: {name} is a metric of two classes, and these are {task.targets}")
+        if call is _reweighted_accuracy:
+            options = {"shares": task.shares, **options}
         _check_options(name, call, options)
         return Metric(name, call, task.name, higher, options, listed=True)
     if "." in name:

@@ -53,6 +53,7 @@ class Task:
         choice: loss, its arguments, label smoothing and class weights, as the settings give them.
         weights: of classes or labels, where the settings or the training data of all clients that train decide them.
         mean, std: of each target, with which training standardises them; empty: targets are used as they are.
+        shares: of the classes in these training data; empty: there are no classes.
     """
 
     name: TaskName = "classification"
@@ -61,6 +62,7 @@ class Task:
     weights: tuple[float, ...] = ()
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    shares: tuple[float, ...] = ()
 
     @property
     def loss(self) -> Any:
@@ -93,8 +95,8 @@ class Task:
         return 1 if self.one_output else self.targets
 
     def record(self) -> dict[str, Any]:
-        """Return the content for a JSON file, without the settings."""
-        return {key: value for key, value in asdict(self).items() if key != "choice"}
+        """Return the content for a JSON file, without the settings and what only metrics need."""
+        return {key: value for key, value in asdict(self).items() if key not in ("choice", "shares")}
 
     @classmethod
     def of(cls, record: Mapping[str, Any], choice: TaskChoice) -> Task:
@@ -252,7 +254,7 @@ def _made(task: Task) -> Any:
 
 
 def task_of(settings: Settings, dataset: Dataset, partition: Partition) -> Task:
-    """Return the task of a run, with its class weights, and the mean and deviation of targets to standardise.
+    """Return the task of a run, with class weights and shares, and the mean and deviation of targets to standardise.
 
     Raises:
         SettingsError: there is no such loss, or the number of class weights is wrong.
@@ -266,9 +268,11 @@ def task_of(settings: Settings, dataset: Dataset, partition: Partition) -> Task:
         y = dataset.y[np.concatenate(common)].astype(np.float64)
         std = np.where((found := y.std(0)) > 0, found, 1.0)
         task = replace(task, mean=tuple(y.mean(0).tolist()), std=tuple(std.tolist()))
-    if given == "balanced":
+    if task.name == "classification" or given == "balanced":
         targets = [partition.shift.of(client).labels(dataset, rows) for client, rows in enumerate(common)]
-        return replace(task, weights=task.balanced(np.sum([counts_of(task, each) for each in targets], 0)))
+        counts = np.sum([counts_of(task, each) for each in targets], 0)
+        shares = tuple((counts[:-1] / counts[-1]).tolist()) if task.name == "classification" else ()
+        task = replace(task, shares=shares, weights=task.balanced(counts) if given == "balanced" else ())
     if not isinstance(given, list):
         return task
     if len(given) != task.targets:

@@ -18,8 +18,9 @@ from lightning_modules.methods.local import Local
 from lightning_modules.prepare import PreparedRun
 from lightning_modules.prototypes import class_means
 from pflsim.attacks import Alie, Attackers, RandomUpdate
-from pflsim.config.settings import Placement
+from pflsim.config.settings import Eval, Placement, Settings
 from pflsim.data.federated import Shard
+from pflsim.data.sets import drawn
 from pflsim.data.shifts import Noise, Shift
 from pflsim.engine.execution import ReplyTask, Sent
 from pflsim.engine.simulation import Simulation
@@ -38,6 +39,7 @@ from ray_actors.layout import Layout, Node, lay_out
 from ray_actors.resources import ActorPool
 
 CLIENTS = 4
+SETS = ("others", "all", "mixture", "corrupted", "jpeg")
 PLACEMENTS = {
     "one actor": Placement(actors=1),
     "packed": Placement(),
@@ -51,19 +53,23 @@ def worlds() -> Iterator[World]:
     shift = Shift((0, 1, 0, 1), (Noise(0.0, 3), Noise(0.3, 3)))
     uplink = Chain(parts=[{"random_k": {"share": 0.5}}, {"quantize": {"bits": 4}}])
     factory = replace(last.factory, uplink=uplink, metrics=metrics_of(("macro_f1", "ece"), Task("classification", 3)))
-    yield replace(last, partition=replace(last.partition, shift=shift), factory=factory)
+    rows = replace(last.partition, shift=shift)
+    sets = drawn(Settings(clients=CLIENTS, eval=Eval(sets=[*SETS])), last.dataset, rows)
+    yield replace(last, partition=replace(rows, sets=sets), factory=factory)
     robust = world(FedAvg, server := FedAvgServer(), training=TRAINING)
     server.aggregator, server.attackers = CenteredClipping(bound=0.1), Attackers(Alie(), frozenset({2}), 0, CLIENTS)
     changing = Attackers(RandomUpdate(), frozenset({1, 3}), 0, CLIENTS)
     yield replace(robust, factory=replace(robust.factory, attackers=changing))
 
 
-def outcome(executor: Any, folder: Path) -> tuple[Any, ...]:
+def outcome(executor: Any, folder: Path, sets: Sequence[str] = ()) -> tuple[Any, ...]:
     """Everything a run leaves, without its times."""
     listener = Records()
     folder.mkdir()
     numbers = (np.arange(5),) * CLIENTS
-    traced = plan(CLIENTS, 3, splits=("test", "val"), eval_received=True, trace_rounds=(2,), recorded_rows=numbers)
+    traced = plan(
+        CLIENTS, 3, splits=("test", "val"), eval_received=True, trace_rounds=(2,), recorded_rows=numbers, sets=sets
+    )
     traced = replace(traced, cohorts=(*traced.cohorts, ()))
     Simulation(executor, traced, folder, listener).run()
     traces = {name: data for name, data in files(folder).items() if name.startswith("trace")}
@@ -78,8 +84,8 @@ def test_equal_to_the_bit(name: str, pool: ActorPool, tmp_path: Path) -> None:
     for number, w in enumerate(worlds()):
         executor = RayExecutor(w, layout, pool)
         executor.start()
-        inline = outcome(w.inline(), tmp_path / f"inline{number}")
-        agree(outcome(executor, tmp_path / f"ray{number}"), inline)
+        inline = outcome(w.inline(), tmp_path / f"inline{number}", [*w.partition.sets])
+        agree(outcome(executor, tmp_path / f"ray{number}", [*w.partition.sets]), inline)
         assert bool(inline[1][0][0].evaluations[0].metrics) == bool(w.factory.metrics)
 
 

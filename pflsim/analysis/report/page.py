@@ -22,7 +22,7 @@ from pflsim.analysis.report.charts import Benchmark, overall
 from pflsim.analysis.report.details import Study, read_study
 from pflsim.analysis.report.grid import MAX_GROUPS, grid_of
 from pflsim.analysis.runs import Run, read_run
-from pflsim.analysis.tables import as_csv, drawn, has_means, means, numbers, records, remarks, span, tables
+from pflsim.analysis.tables import as_csv, drawn, has_means, means, numbers, records, remarks, span, tables, where
 from pflsim.analysis.targets import undisturbed
 from pflsim.analysis.verdict import over_benchmarks, winners
 from pflsim.config.names import listed, written
@@ -121,7 +121,7 @@ def environment(who: Sequence[Identity]) -> Environment:
     env.globals |= {"FAMILIES": FAMILIES, "who_all": who, "m": lambda one: f"m{who.index(one)}", "axis": axis}
     env.globals |= {"who_is": identity, "remarks": remarks, "SHARES": Axis(0, 1, (0, 0.5, 1))}
     env.globals |= {"calibration": calibration, "has_means": has_means, "means_table": means}
-    env.globals |= {"client_intervals": client_intervals, "interval_texts": interval_texts}
+    env.globals |= {"where": where, "client_intervals": client_intervals, "interval_texts": interval_texts}
     return env
 
 

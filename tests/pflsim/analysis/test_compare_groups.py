@@ -62,10 +62,11 @@ def test_what_changes_no_result_makes_no_group(make: Make) -> None:
         {"executor": "inline"}, {"run_dir": "there"}, {"placement": Placement(actors=2)}, {"on_client_error": "drop"},
         {"checkpoint": Checkpoint(every=3)}, {"names": {"placement": "packed"}}, {"names": {"experiment": "x"}},
         {"parts": {"data": {"root": "there", "path": "here", "download": True}}}, {"eval": Eval(models=["global"])},
+        {"sets": {"others": ONE}},
     ]  # fmt: skip
     runs = [make(seed=seed, **other) for seed, other in enumerate(others, start=1)]
     (group,) = group_runs([first, *runs])
-    assert group.seeds == tuple(range(10))
+    assert group.seeds == tuple(range(11))
 
 
 @pytest.mark.parametrize(
@@ -163,6 +164,7 @@ def test_other_seeds(make: Make) -> None:
         ({"every": 2}, "eval.every=1 or 2"),
         ({"on": "participants"}, "eval.clients=all or participants"),
         ({"eval": Eval(holdout_clients=1)}, "eval.holdout_clients=0 or 1"),
+        ({"eval": Eval(severity=5)}, "eval.severity=3 or 5"),
     ],
 )
 def test_another_evaluation(make: Make, settings: dict[str, Any], why: str) -> None:

@@ -15,6 +15,7 @@ from made_runs import make_run
 import pflsim
 from pflsim import cli
 from pflsim.analysis.compare import print_comparisons
+from pflsim.analysis.tables import tables
 from pflsim.commands import sweep as sweeps
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
@@ -165,6 +166,32 @@ def test_each_set_of_comparable_runs_has_its_table(said: Said, folder: Path) -> 
     assert status == 0 and [row["label"] for row in rows] == ["fedavg", "local", "ditto", "fedavg"]
     assert len({row["comparison"] for row in rows[:2]}) == len({row["comparison"] for row in rows[2:]}) == 1
     assert rows[0]["comparison"] != rows[2]["comparison"]
+
+
+def test_other_test_sets(said: Said, tmp_path: Path) -> None:
+    """All is about the chosen set; the round is still chosen on validation rows; the last table has each set."""
+    for method, better in (("local", 0), ("fedavg", 10)):
+        for seed in (0, 1):
+            others = [[(30 + better, 100), (50 + seed, 100)], [(90, 100)] * 2]
+            own, val = [[(8, 10)] * 2, [(9, 10)] * 2], [[(5, 10)] * 2, [(4, 10)] * 2]
+            make_run(tmp_path / f"{method}-{seed}", own, method=method, seed=seed, val=val, sets={"others": others})
+    _, out, _ = said(tmp_path, "--set=others", "--format=csv")
+    fedavg, local = sorted(csv.DictReader(io.StringIO(out)), key=lambda row: row["method"])
+    assert [float(row["accuracy_mean"]) for row in (local, fedavg)] == pytest.approx([0.4025, 0.4525])
+    assert (float(fedavg["difference_mean"]), fedavg["better"], fedavg["equal"]) == (pytest.approx(0.05), "2", "2")
+    assert float(fedavg["target"]) == 0.9 and "others" in fedavg["comparison"]
+    (compared,) = pflsim.compare(tmp_path, set="others", at="last")
+    assert {row.figures["mean"].mean for row in compared.rows} == {0.9}
+
+    *_, table = tables(pflsim.compare(tmp_path)[0])
+    assert table.rows == (("FedAvg", "0.800 ± 0.000", "0.453 ± 0.004"), ("Local", "0.800 ± 0.000", "0.403 ± 0.004"))
+    assert f"<summary>{table.title}</summary>" in pflsim.report(tmp_path, tmp_path / "report.html").read_text()
+    assert table.title not in [each.title for each in tables(compared)]
+    (curve,) = pflsim.figures(tmp_path, only="curves", set="others").values()
+    assert max(curve.axes[0].lines[0].get_ydata()) == 0.9
+    make_run(tmp_path / "without", [[(9, 10)] * 3] * 2, method="ditto")
+    status, _, err = said(tmp_path, "--set=others")
+    assert status == 2 and "without: --set others: " in err and "eval.sets" in err
 
 
 def test_clients_that_joined_after_the_last_round(said: Said, tmp_path: Path) -> None:

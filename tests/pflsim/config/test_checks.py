@@ -63,7 +63,9 @@ placement.actors=0 placement.threads=0 placement.cpus=0 placement.gpus=-1 placem
 placement.actors_per_gpu='auto' placement.actors_per_gpu=1001 placement.object_store_mb=1 trace.rounds=[-1]
 trace.rounds=[1,21] server_optimizer.lr=0.0 server_optimizer.beta1=1.0 server_optimizer.beta2=-0.1
 eval.threshold=0.4 eval.threshold='half' eval.threshold='sensitivity:0.0' eval.threshold='sensitivity:1.1'
-server_optimizer.tau=0.0 server_optimizer.v0=-1.0 eval.models=[] eval.holdout_clients=['a','b','a']
+eval.sets=['other'] eval.sets=['all','all'] eval.all_examples=7 eval.severity=6
+eval.severity=2 server_optimizer.v0=-1.0
+server_optimizer.tau=0.0 eval.models=[] eval.holdout_clients=['a','b','a']
 """
 
 
@@ -84,6 +86,8 @@ def test_values_out_of_bounds(text: str) -> None:
         ({"participation__cycle": 5, "fraction": 0.2}, "fraction=0.2 .* 2 clients"),
         ({"participation__cycle_rounds": 2}, "participation.cycle_rounds=2 .*participation.cycle"),
         ({"eval__clients": 6, "clients": 10, "eval__holdout_clients": 5}, "eval.clients=6: only 5 clients"),
+        ({"eval__sets": ["others"], "eval__holdout_clients": 9}, "eval.sets=.others]: others needs"),
+        ({"eval__sets": ["others"], "eval__severity": 2}, "eval.severity=2"),
         ({"eval__newcomer_rows": [10]}, "eval.newcomer_rows.*eval.holdout_clients"),
         ({"eval__newcomer_rows": [9, 9], "eval__holdout_clients": 1}, "eval.newcomer_rows"),
         ({"eval__models": ["global", "personal", "global"]}, "eval.models=.global,personal,global]"),

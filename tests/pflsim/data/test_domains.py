@@ -56,6 +56,9 @@ def test_domains_are_dealt_independently() -> None:
     assert dataset.x.shape[1:] == (3, 32, 32)
     shares = [np.bincount(dataset.y[partition.train[client]], minlength=4).tolist() for client in (0, 2)]
     assert shares[0] != shares[1]
+    with refusing("eval.holdout_partition", "domains"):
+        more = "eval.holdout_clients=1", "eval.holdout_partition={alpha: 2}"
+        federation("data.sources=[dark.npz,copy.npz]", *words, *more)
 
 
 def test_the_number_of_clients_of_each_domain_and_settings_of_a_source() -> None:

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import refusing, settings_of
 
 from pflsim.config.components import TARGET, bind, check_component
 from pflsim.data import partitions
+from pflsim.data.federate import load_federation
 from pflsim.data.partitions import deal
 from pflsim.errors import SettingsError
 
@@ -341,3 +343,39 @@ def test_dirichlet_by_client_uses_everything_and_its_skew_falls_with_alpha():
     for clients in (1, 2, 3, 7):
         found = table(few, partitions.dirichlet_by_client(few, 10, clients, rng(), None, used=1.0))
         assert (found.sum(axis=1) > 0).all() and found.sum() == 150
+
+
+HELD = ("data=digits", "split=merged", "clients=10", "partition=dirichlet", "partition.alpha=0.1", "method=fedavg")
+
+
+def test_held_out_clients_have_a_partition_of_their_own():
+    """They share as much of each class as they are, dealt with other settings; neither part depends on the other's."""
+    found = []
+    for alpha, trained in ((1000.0, 0.1), (0.5, 0.1), (0.5, 5.0)):
+        more = f"partition.alpha={trained}", f"eval.holdout_partition={{alpha: {alpha}}}"
+        asked = settings_of(*HELD, "eval.holdout_clients=4", *more)
+        data, own = load_federation(asked)
+        rows = [np.concatenate(parts) for parts in zip(own.train, own.val, own.test, strict=True)]
+        assert sorted(np.concatenate(rows)) == list(range(len(data.y)))
+        found.append([np.bincount(data.y[each], minlength=10) for each in rows])
+    even, uneven, other = found
+    assert np.array_equal(uneven[6:], other[6:]) and not np.array_equal(uneven[:6], other[:6])
+    assert np.array_equal(even[:6], uneven[:6]) and not np.array_equal(even[6:], uneven[6:])
+    np.testing.assert_allclose(sum(even[6:]), 0.4 * np.bincount(data.y), atol=1)
+    assert all((own > 0).all() for own in even[6:]) and not any((own > 0).all() for own in even[:6])
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["eval.holdout_clients=0"], "eval.holdout_clients=N"),
+        (["eval.holdout_clients=[1]"], "eval.holdout_clients=N"),
+        (["eval.holdout_clients=1", "partition=by_client"], "partition=by_client"),
+        (["eval.holdout_clients=1", "partition=explicit", "partition.path=x.json"], "partition=explicit"),
+        (["eval.holdout_clients=1", "eval.holdout_partition={alpah: 1.0}"], "partition.alpha"),
+        (["eval.holdout_clients=1", "eval.holdout_partition={alpha: -1}"], "partition.alpha=-1"),
+    ],
+)
+def test_partitions_that_are_not_drawn_apart(more, said):
+    with refusing("eval.holdout_partition=", said):
+        settings_of(*HELD[:4], HELD[-1], "eval.holdout_partition={bins: 3}", *more)

@@ -44,9 +44,11 @@ def test_classification(present: list[int]) -> None:
     scores = (RNG.normal(size=(60, 6)) + np.eye(6)[y]).astype(np.float32)
     p, guesses = softmax(scores.astype(np.float64), 1), scores.argmax(1)
     held, occur = sorted({*y.tolist()}), sorted({*y.tolist(), *guesses.tolist()})
-    hot = np.eye(6)[y][:, held]
+    hot, shares = np.eye(6)[y][:, held], (0.3, 0.1, 0.2, 0.25, 0.05, 0.1)
+    right = {c: (guesses[y == c] == c).mean() for c in held}
     expected: dict[str, float | None] = {
         "balanced_accuracy": sk.recall_score(y, guesses, labels=held, average="macro"),
+        "reweighted_accuracy": np.average([*right.values()], weights=[shares[c] for c in held]),
         "macro_f1": sk.f1_score(y, guesses, labels=occur, average="macro", zero_division=0),
         "top_k_accuracy": sk.top_k_accuracy_score(y, p, k=2, labels=range(6)),
         "nll": sk.log_loss(y, p, labels=range(6)),
@@ -56,7 +58,12 @@ def test_classification(present: list[int]) -> None:
         "average_precision": sk.average_precision_score(hot, p[:, held], average="macro") if len(held) > 1 else None,
     }
     asked = [{"top_k_accuracy": {"top_k": 2}} if name == "top_k_accuracy" else name for name in expected]
-    assert found(Task("classification", 6), scores, y, *asked) == pytest.approx(expected, abs=1e-6)
+    assert found(Task("classification", 6, shares=shares), scores, y, *asked) == pytest.approx(expected, abs=1e-6)
+    even = found(Task("classification", 6, shares=(1 / 6,) * 6), scores, y, "reweighted_accuracy", "balanced_accuracy")
+    assert even["reweighted_accuracy"] == pytest.approx(even["balanced_accuracy"], abs=1e-12)
+    none = tuple(0.0 if c in held else 1.0 for c in range(6))
+    unseen = Task("classification", 6, shares=none)
+    assert found(unseen, scores, y, "reweighted_accuracy") == {"reweighted_accuracy": None}
 
 
 def test_two_classes_are_ranked_by_the_second() -> None:

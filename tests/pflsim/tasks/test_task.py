@@ -1,5 +1,6 @@
 """The loss of a task: its choice, arguments, class weights, outputs and scores."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,13 +10,13 @@ import torch
 from scipy.optimize import minimize_scalar
 from scipy.special import expit, log_softmax
 from sklearn.utils.class_weight import compute_class_weight
-from support import refusing
+from support import dataset, partition, refusing
 from torch import Tensor, nn
 from torch.nn import functional
 
 from pflsim.config.components import target_of
-from pflsim.config.settings import TaskChoice
-from pflsim.tasks.task import Criterion, Task, counts_of, cross_entropy
+from pflsim.config.settings import Settings, TaskChoice
+from pflsim.tasks.task import Criterion, Task, counts_of, cross_entropy, task_of
 
 RNG = np.random.default_rng(1)
 SCORES, Y = RNG.normal(size=(20, 3)).astype(np.float32), RNG.integers(0, 3, 20)
@@ -98,6 +99,15 @@ def test_the_constant_of_values_is_the_mean_residual() -> None:
     outputs, targets = X[:, :2], X[:, 1:] * 5
     moved = made.scores(outputs + made.correction(outputs, targets))
     assert torch.allclose((targets - moved).mean(0), torch.zeros(2), atol=1e-5)
+
+
+def test_shares_of_classes() -> None:
+    """Those of the training rows of all clients that train; no file has them."""
+    data = dataset()
+    rows = replace(partition(data, (12, 7, 20, 9)), fitted=3)
+    y = data.y[np.concatenate(rows.train[:3])]
+    task = task_of(Settings(), data, rows)
+    assert task.shares == pytest.approx(np.bincount(y) / len(y)) and "shares" not in task.record()
 
 
 def test_balanced_weights() -> None:
