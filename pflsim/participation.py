@@ -12,6 +12,8 @@ class Participation:
 
     sampling: Literal["fixed", "poisson"] = "fixed"
     """fixed: that fraction of the clients; poisson: each client with that probability, so a round may have none."""
+    spread: Annotated[float, Ge(0), Le(10)] = 0.0
+    """Standard deviation of the logarithm of the clients' rates of participation; 0: all have the same."""
     cycle: Annotated[int, Ge(1), Le(1_000_000)] = 1
     """Groups of clients that are available in turn, of which `fraction` is drawn; 1: all are always available."""
     cycle_rounds: Annotated[int, Ge(1), Le(100_000)] = 1

@@ -4,6 +4,7 @@ import hashlib
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -96,13 +97,30 @@ def cohort(
     if how.cycle > 1:
         groups = np.array_split(numpy_generator(seed, "cycle").permutation(clients), how.cycle)
         available = np.sort(groups[(round_number - 1) // how.cycle_rounds % how.cycle])
+    rates = _rates(seed, tuple(available.tolist()), fraction, how.spread) if how.spread else None
     if how.sampling == "poisson":
-        return sampled(seed, "participation", round_number, available.tolist(), fraction)
+        pairs = zip(available.tolist(), [fraction] * len(available) if rates is None else rates, strict=True)
+        return tuple(c for c, rate in pairs if sampled(seed, "participation", round_number, [c], rate))
     size = cohort_size(len(available), fraction)
     if size < len(available):
-        generator = numpy_generator(seed, "cohort", round_number=round_number)
-        available = np.sort(generator.choice(available, size=size, replace=False))
+        generator, p = numpy_generator(seed, "cohort", round_number=round_number), None
+        if rates is not None:
+            p = rates / rates.sum()
+        available = np.sort(generator.choice(available, size=size, replace=False, p=p))
     return tuple(available.tolist())
+
+
+@lru_cache
+def _rates(seed: int, clients: tuple[int, ...], fraction: float, spread: float) -> np.ndarray:
+    """Return each client's rate of participation, at most 1 and on average `fraction`: log-normal."""
+    own = np.exp([spread * numpy_generator(seed, "rates", client).standard_normal() for client in clients])
+    full = np.zeros(len(own), bool)
+    while True:  # what is above 1 is divided among the others
+        left = fraction * len(own) - full.sum()
+        found = np.where(full, 1.0, own * left / (own[~full].sum() or 1.0))
+        if not (found > 1).any():
+            return found
+        full |= found > 1
 
 
 def past_cohort(

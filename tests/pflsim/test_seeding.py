@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from pflsim.errors import SettingsError
 from pflsim.participation import Participation
-from pflsim.seeding import cohort, cohort_size, evaluated, numpy_generator, seed_for, seeded_global, torch_generator
+from pflsim.seeding import (
+    _rates,
+    cohort,
+    cohort_size,
+    evaluated,
+    numpy_generator,
+    seed_for,
+    seeded_global,
+    torch_generator,
+)
 
 
 def test_seed_is_the_top_63_bits_of_blake2b_of_the_text() -> None:
@@ -111,6 +120,18 @@ def test_groups_of_a_cycle_are_available_in_turn(sampling: Any) -> None:
     assert sorted(map(len, rounds[:8:2])) == [2, 2, 3, 3]
     some = [{*cohort(3, t, 10, 0.5, how)} for t in range(1, 17)]
     assert all(drawn <= {*group} for drawn, group in zip(some, rounds, strict=True)) and some[:8] != some[8:]
+
+
+@pytest.mark.parametrize(("fraction", "spread"), [(0.3, 0.5), (0.3, 2.0), (0.9, 10.0), (1.0, 2.0)])
+def test_clients_have_rates_of_their_own(fraction: float, spread: float) -> None:
+    rates, t = _rates(5, tuple(range(20)), fraction, spread), 2000
+    assert rates.sum() == pytest.approx(fraction * 20) and rates.min() > 0 and rates.max() <= 1
+    rounds = [cohort(5, number, 20, fraction, Participation("poisson", spread)) for number in range(1, t + 1)]
+    found = np.bincount([c for drawn in rounds for c in drawn], minlength=20) / t
+    assert (abs(found - rates) <= 4 * np.sqrt(rates * (1 - rates) / t) + 1e-3).all()
+    fixed = [cohort(5, number, 20, fraction, Participation(spread=spread)) for number in range(1, 500)]
+    counts = np.bincount([c for drawn in fixed for c in drawn], minlength=20)
+    assert {*map(len, fixed)} == {cohort_size(20, fraction)} and counts[rates.argmax()] >= counts[rates.argmin()]
 
 
 @given(st.integers(1, 3000))

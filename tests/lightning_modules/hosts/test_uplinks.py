@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import METHOD_PARAMS, inline, prepared, refusing, same
+from support import METHODS, inline, prepared, refusing, same, slow_except
 
 import pflsim
 from lightning_modules.contract import checks
@@ -28,7 +28,7 @@ SMALL = ["data=digits", "clients=4", "batch_size=50", "model.hidden=[8]"]
 LORA = {"fedsa_lora", "ffa_lora"}
 
 
-@pytest.mark.parametrize("method", METHOD_PARAMS)
+@pytest.mark.parametrize("method", slow_except({"ditto", "fedas", "fedproto", "l2gd", "scaffold"}, METHODS))
 def test_a_method_takes_a_transform_or_refuses_it_before_round_1(method: str) -> None:
     adapters = ["lora={r: 2}"] if method in LORA else []
     if method in REFUSED:

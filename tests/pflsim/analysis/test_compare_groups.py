@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from made_runs import made
 
 from pflsim.analysis.comparison import compare
 from pflsim.analysis.groups import check_comparable, group_runs
-from pflsim.analysis.runs import Run, incomplete
+from pflsim.analysis.runs import Run, incomplete, read_run
 from pflsim.analysis.tables import remarks
 from pflsim.config.settings import Checkpoint, Eval, Placement
 from pflsim.errors import SettingsError
@@ -83,6 +84,18 @@ def test_what_changes_no_result_makes_no_group(make: Make) -> None:
 )
 def test_a_setting_makes_a_group_and_is_in_its_label(make: Make, setting: dict[str, Any], label: str) -> None:
     assert label in labels(make(), make(**setting))
+
+
+def test_a_run_from_before_a_setting_has_its_default(make: Make) -> None:
+    """A component and a section that its config.yaml lacks; the same settings given make the same group."""
+    old, new = make(seed=0), make(seed=1)
+    other = make(seed=0, uplink={"_target_": "pflsim.transforms.compression.Sign"})
+    config = yaml.safe_load((old.folder / "config.yaml").read_text())
+    lacking = {key: value for key, value in config.items() if key not in ("uplink", "participation")}
+    (old.folder / "config.yaml").write_text(yaml.safe_dump(lacking, sort_keys=False))
+    old = read_run(old.folder)
+    assert labels(old, new) == ["FedAvg"] and old.untrained(1) == set()
+    assert labels(old, other) == ["FedAvg uplink=none", "FedAvg uplink=Sign"]
 
 
 def test_settings_of_another_part_are_not_listed(make: Make) -> None:

@@ -48,6 +48,7 @@ def test_quantisation_and_random_values_are_unbiased() -> None:
     cases: dict[Any, list[float]] = {
         Quantize(bits=3): [1 / 3, 1 / 3, 5 / 12, 0],
         RandomK(share=0.5, feedback=False): [value**2 for value in CHANGE],
+        Chain(parts=[{"random_k": {"share": 0.5}}], feedback=False): [value**2 for value in CHANGE],
     }
     for transform, variances in cases.items():
         sent = torch.stack([transform(ONE, {}, Sender(0, 0, t))[0]["w"] for t in range(draws)])
