@@ -130,8 +130,8 @@ def prepare(
     factory, warnings = model_checks.in_lockstep(replace(factory, stacks=found), variants, dataset, settings)
     if not factory.stacks:
         settings = replace(settings, lockstep_clients=given)
-    bad = factory.attackers.clients if factory.attackers else frozenset[int]()
-    local, plan = factory.training, _plan(settings, partition, module, meta, rule, len(federation.clients), bad)
+    trained, attackers = len(federation.clients), factory.attackers
+    local, plan = factory.training, _plan(settings, partition, module, meta, rule, trained, attackers)
     factory = replace(factory, groups=groups(settings, factory.stacks, len(models)))
     recorded = recorded_rows(settings.tracking.predictions, dataset, partition)
     header, best = {**plan.header, "order_of_examples": order}, settings.checkpoint.best
@@ -221,7 +221,7 @@ def _plan(
     meta: RunMeta,
     rule: ServerRule[Any],
     clients: int,
-    malicious: frozenset[int],
+    attackers: Attackers | None,
 ) -> RunPlan:
     splits: tuple[Split, ...] = ("test", "val") if any(map(len, partition.val)) else ("test",)
     patience, best, chosen = settings.stop.patience, settings.checkpoint.best, settings.eval.sensitivity
@@ -248,7 +248,7 @@ def _plan(
         clients=clients,
         settings=settings,
         splits=splits,
-        sets=tuple(settings.eval.sets),
+        sets=(*settings.eval.sets, *(attackers.attack.sets if attackers else ())),
         header={
             "data": component_name(settings, "data"),  # a moved file may have another name
             "model": meta.model,
@@ -265,5 +265,5 @@ def _plan(
         stragglers=faults("straggler", settings.faults.straggler),
         adapts=module.adapts(module.reported_model),
         clock=VirtualClock.of(settings, clients),
-        malicious=malicious,
+        malicious=attackers.clients if attackers else frozenset(),
     )

@@ -20,6 +20,8 @@ from pflsim.messages import Uplink
 from pflsim.seeding import numpy_generator, torch_generator
 from pflsim.types import Tensors
 
+TRIGGERED = "triggered"
+"""The test set on which the accuracy is the success rate of a backdoor."""
 Half = Annotated[float, Ge(0), Le(0.5)]
 From1 = Annotated[int, Ge(1)]
 
@@ -34,11 +36,13 @@ class Attack:
         from_round: the first round in which messages are changed.
         changes: whether the clients change what they send.
         colludes: whether the malicious clients of a round send the same weights, which depend on those of the others.
+        sets: names of test sets of the attack.
         predicts_classes: whether the clients must predict classes.
         needs_mean: whether the server must take a mean of the clients' models.
     """
 
     from_round = 1
+    sets: tuple[str, ...] = ()
     changes = colludes = predicts_classes = needs_mean = False
 
     def __init__(self, *, fraction: Half = 0.0):
@@ -52,6 +56,10 @@ class Attack:
     def poisoned(self, examples: Examples, classes: int, seed: int, client: int) -> Examples:
         """Return the training examples of a malicious client."""
         return examples
+
+    def triggered(self, examples: Examples) -> Examples | None:
+        """Return the test examples of a benign client on which the attack wants to succeed; None: there are none."""
+        return None
 
     def changed(self, change: Tensors, generator: Generator, cohort: int) -> Tensors:
         """Return the change of the shared parameters that a malicious client sends in place of its own.
@@ -91,9 +99,10 @@ class Attackers:
     cohort: int
 
     def poisoned(self, own: Shard) -> Shard:
-        """Return a client's data, with the training examples of the attack if it is malicious."""
+        """Return a client's data: malicious ones train on the attack's examples, the others are judged on them too."""
         if own.client not in self.clients:
-            return own
+            found = self.attack.triggered(own.test)
+            return own if found is None else replace(own, sets={**own.sets, TRIGGERED: found})
         return replace(own, train=self.attack.poisoned(own.train, own.num_classes, self.seed, own.client))
 
     def change(self, client: int, round_number: int) -> Callable[[Tensors], Tensors] | None:
@@ -170,6 +179,8 @@ class Backdoor(LabelFlip):
         boost: times the change that is sent.
     """
 
+    sets = (TRIGGERED,)
+
     def __init__(
         self, *, fraction: Half = 0.2, ratio: Portion = 0.5, target: Annotated[int, Ge(0)] = 0, size: From1 = 3,
         boost: Positive = 1.0,
@@ -188,6 +199,12 @@ class Backdoor(LabelFlip):
         x, y = examples.x.clone(), examples.y.clone()
         x[rows], y[rows] = self.with_square(x[rows], examples.scale), self.target
         return replace(examples, x=x, y=y)
+
+    def triggered(self, examples: Examples) -> Examples:
+        """Return the test images of other classes with the square and its label."""
+        rows = examples.y != self.target
+        x = self.with_square(examples.x[rows], examples.scale)
+        return replace(examples, x=x, y=torch.full_like(examples.y[rows], self.target))
 
     def with_square(self, x: Tensor, scale: float) -> Tensor:
         """Return images [n, C, H, W] with the square.

@@ -103,6 +103,16 @@ def test_the_next_model_is_that_of_numpy(attack: str, aggregator: str, tmp_path:
         assert np.allclose(downlink(made, 2)[key].numpy(), expected, atol=1e-6)
 
 
+def test_the_success_of_a_backdoor_is_a_test_set(tmp_path: Path) -> None:
+    """Of the benign clients' test rows of other classes."""
+    made = run(tmp_path / "run", attack={"name": "backdoor", "target": 3, "fraction": 0.4, "boost": 2.0})
+    bad, rows = made.summary["attack"]["clients"], made.per_client().query("round == 2 and split == 'triggered'")
+    counts = [own["test"] for own in made.partition["class_counts"]]
+    expected = {c: sum(own) - own[3] for c, own in enumerate(counts) if c not in bad}
+    assert {row.client: row.total for row in rows[rows["model"] == "global"].itertuples()} == expected
+    assert pflsim.compare([made], set="triggered")[0].rows[0].figures["mean"].values[0] > 0.5
+
+
 def test_a_resumed_run_remembers_the_last_aggregate(tmp_path: Path) -> None:
     settings = {"aggregator": {"name": "centered_clipping", "bound": 0.5}, "attack": "random_update"}
     straight = run(tmp_path / "straight", **settings, rounds=4)
