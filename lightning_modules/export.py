@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from lightning_modules.base import ClientModule
 from lightning_modules.hosts.client_factory import ClientFactory
+from lightning_modules.hosts.exchange import MEMORY
 from lightning_modules.nets.adjust import Adjustments, save_adapters
 from lightning_modules.nets.frozen import frozen, load_frozen
 from lightning_modules.nets.net import choose_memory_format
@@ -43,7 +44,7 @@ from pflsim.servers.base import ServerRule
 from pflsim.tasks.metrics import predicted_classes, probabilities
 from pflsim.tasks.task import Task
 from pflsim.tasks.thresholds import of_class_1
-from pflsim.types import ModelKind
+from pflsim.types import ModelKind, Tensors
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -234,7 +235,7 @@ class SavedModels:
         phase = "received" if which == "global" else module.reported_phase
         with fitting(self.checkpoint.path):
             if client is not None:
-                load_state(module, self.checkpoint.client(client))
+                load_state(module, self._state(client))
             if which == "global":
                 self._load_global(module, client)
             elif phase == "received":
@@ -250,6 +251,10 @@ class SavedModels:
             "name": "" if client is None else self.names[client], "values": self._values, "threshold": threshold,
         }  # fmt: skip
         return LoadedModel(module, which == "global", about, self._encoder).eval()
+
+    def _state(self, client: int) -> Tensors:
+        """Return a client's private state, without what it keeps for the transform of uplinks."""
+        return {key: value for key, value in self.checkpoint.client(client).items() if not key.startswith(MEMORY)}
 
     def id_of(self, client: int | str) -> int:
         """Return the id of a client with this name, or with this id if names are no numbers.
@@ -290,7 +295,7 @@ class SavedModels:
                 f"{name_of(self.checkpoint.path)} does not have the {model} model of {self.method} adapted to the "
                 f"examples of client {client}: checkpoints have the reported model, unless the run was interrupted"
             )
-        load_state(module, {**self.checkpoint.client(client), **adapted})
+        load_state(module, {**self._state(client), **adapted})
 
 
 def export_program(model: LoadedModel) -> torch.export.ExportedProgram:

@@ -22,6 +22,7 @@ from lightning_modules.lockstep.tracing import TracedStep, clone_state
 from lightning_modules.nets.frozen import frozen
 from lightning_modules.nets.net import Net, evaluating
 from lightning_modules.nets.own import OwnNet, own_net
+from pflsim.attacks import Attack
 from pflsim.config.components import component_name, resolve, targets_of
 from pflsim.config.compose import CONFIGS
 from pflsim.config.names import listed, written
@@ -32,6 +33,8 @@ from pflsim.data.federated import Examples, Partition
 from pflsim.errors import SettingsError, in_one_line
 from pflsim.params import NET, NOTHING, Selector
 from pflsim.seeding import seeded_global
+from pflsim.servers.aggregators import Aggregator
+from pflsim.servers.base import MeanRule, ServerRule
 from pflsim.tasks.task import Task
 from pflsim.types import EvalPhase, ModelKind
 
@@ -273,6 +276,34 @@ def check_reported(method: str, module: ClientModule, evaluated: Sequence[str]) 
     if (reported := module.reported_model) not in evaluated:
         found = f"eval.models={written(evaluated)}, but method={method} reports its {reported} model"
         raise SettingsError(f"{found}; use eval.models=[{reported}], or leave it out")
+
+
+def check_messages(
+    variants: Sequence[ClientModule],
+    rule: ServerRule[Any],
+    attack: Attack | None,
+    aggregator: Aggregator | None,
+    settings: Settings,
+) -> None:
+    """Check that the messages of a method can be attacked and aggregated.
+
+    Raises:
+        SettingsError: they cannot.
+    """
+    method, colludes = f"method={component_name(settings, 'method')}", attack is not None and attack.colludes
+    uses = {"attack": attack is not None and (attack.changes or colludes), "aggregator": aggregator is not None}
+    for key in (key for key, used in uses.items() if used):
+        what = f"{key}={component_name(settings, key)}"
+        if not any(module.shared_parameters() for module in variants):
+            raise SettingsError(f"{what} needs clients that send weights, and those of {method} send none")
+        if any(module.shared_buffers() for module in variants):
+            raise SettingsError(f"{what}: the model's running statistics are sent; set buffers=local or recalibrate")
+        if not isinstance(rule, MeanRule) and (key == "aggregator" or (attack and attack.needs_mean)):
+            raise SettingsError(f"{what} needs a server that takes a mean, which that of {method} does not")
+        if key == "attack" and colludes and len(variants) > 1:
+            raise SettingsError(f"{what} needs clients with the same model")
+        if key == "attack" and colludes and (name := component_name(settings, "uplink")) != "none":
+            raise SettingsError(f"{what}: what colluding clients send does not fit uplink={name}; set uplink=none")
 
 
 def check_phases(method: str, variants: Sequence[ClientModule]) -> None:

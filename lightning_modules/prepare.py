@@ -16,7 +16,8 @@ from lightning_modules.nets.own import bind_models
 from lightning_modules.optimizers import optimizer_class
 from lightning_modules.training import Training
 from lightning_modules.trial import try_clients
-from pflsim.config.components import TARGET, bind_method, component_name
+from pflsim.attacks import Attack, Attackers, MakesAttack
+from pflsim.config.components import TARGET, bind, bind_method, component_name
 from pflsim.config.settings import Settings
 from pflsim.data.content import hashes
 from pflsim.data.dataset import Dataset, dataset_warnings
@@ -30,10 +31,12 @@ from pflsim.errors import SettingsError, own_errors
 from pflsim.records.evaluation import Measures
 from pflsim.records.saved_settings import fixed_settings
 from pflsim.records.summary import RunMeta
-from pflsim.seeding import cohort, sample_faults
+from pflsim.seeding import cohort, sampled
+from pflsim.servers.aggregators import Aggregator, MakesAggregator
 from pflsim.servers.base import MeanRule, ServerRule
 from pflsim.tasks.metrics import check_primary, measures_of, metrics_of
 from pflsim.tasks.task import LOSSES, task_of
+from pflsim.transforms.base import MakesTransform, Transform
 from pflsim.types import Split
 
 MOST_SAVED = 200
@@ -56,6 +59,13 @@ def prepare(
     """
     make_client, make_rule = bind_method(settings.method, client_kind=MakesClient, server_kind=MakesRule)
     models = bind_models(settings, kind=MakesNet)
+    with own_errors("uplink"):
+        uplink = bind(settings.uplink, "uplink", MakesTransform)()
+    with own_errors("attack"):
+        attack = bind(settings.attack, "attack", MakesAttack)()
+    with own_errors("aggregator"):
+        aggregator = bind(settings.aggregator, "aggregator", MakesAggregator)()
+        aggregator = None if type(aggregator) is Aggregator else aggregator
     optimizer_class(settings.optimizer.name)  # refuses it before the data are loaded
     dataset, partition = load_federation(settings, kept)
     partition = replace(partition, sets=drawn(settings, dataset, partition))
@@ -79,6 +89,8 @@ def prepare(
         augment=settings.augment,
         metrics=metrics,
         on_nonfinite=settings.on_nonfinite,
+        uplink=None if type(uplink) is Transform else uplink,
+        attackers=_attackers(settings, attack, dataset, partition),
     )
     with torch_threads(factory.threads):
         variants = model_checks.build_variants(factory, dataset, settings)
@@ -96,6 +108,9 @@ def prepare(
     with own_errors(f"the server rule of {method}"):
         rule: ServerRule[Any] = make_rule()
         _set_optimizer(rule, module, settings)
+        rule.attackers = factory.attackers if attack.colludes else None
+        if isinstance(rule, MeanRule):
+            rule.aggregator = aggregator
         federation = module.federation(sizes[: settings.trained])
         rule.init(federation)
     constants = frozenset[str]()
@@ -106,15 +121,17 @@ def prepare(
         for variant in variants:
             variant.constant_buffers = constants
         federation = module.federation(sizes[: settings.trained])
+    model_checks.check_messages(variants, rule, attack if factory.attackers else None, aggregator, settings)
     if 0 in settings.trace.rounds and not rule.initial_round:
         raise SettingsError("trace.rounds contains 0, but this method has no initial round: rounds start at 1")
     digest, order = hashes(dataset, partition)
-    meta = _meta(settings, dataset, partition, digest, module, measures)
+    meta = _meta(settings, dataset, partition, digest, module, measures, factory.attackers)
     found = stacks(settings, method, module, factory.device, sizes[: len(federation.clients)])
     factory, warnings = model_checks.in_lockstep(replace(factory, stacks=found), variants, dataset, settings)
     if not factory.stacks:
         settings = replace(settings, lockstep_clients=given)
-    local, plan = factory.training, _plan(settings, partition, module, meta, rule, len(federation.clients))
+    bad = factory.attackers.clients if factory.attackers else frozenset[int]()
+    local, plan = factory.training, _plan(settings, partition, module, meta, rule, len(federation.clients), bad)
     factory = replace(factory, groups=groups(settings, factory.stacks, len(models)))
     recorded = recorded_rows(settings.tracking.predictions, dataset, partition)
     header, best = {**plan.header, "order_of_examples": order}, settings.checkpoint.best
@@ -125,6 +142,21 @@ def prepare(
     slow = precision_warnings(settings.precision, factory.device)
     warnings = (*dataset_warnings(dataset), *module.net.notes, *warnings, *doubts, *slow)
     return PreparedRun(settings, dataset, partition, factory, rule, federation, plan, meta, batches, warnings)
+
+
+def _attackers(settings: Settings, attack: Attack, dataset: Dataset, partition: Partition) -> Attackers | None:
+    """Return the malicious clients; None if there are none."""
+    clients = attack.attackers(settings.seed, settings.trained)
+    if not clients:
+        return None
+    name = f"attack={component_name(settings, 'attack')}"
+    if attack.predicts_classes and dataset.task != "classification":
+        raise SettingsError(f"{name} changes labels, and there are none: the task is {dataset.task}")
+    cohort = max(1, round(settings.fraction * settings.trained))
+    found = Attackers(attack, frozenset(clients), settings.seed, cohort)
+    with own_errors(name):
+        found.poisoned(shard(dataset, partition, clients[0]))
+    return found
 
 
 def _set_optimizer(rule: ServerRule[Any], module: ClientModule, settings: Settings) -> None:
@@ -138,8 +170,9 @@ def _set_optimizer(rule: ServerRule[Any], module: ClientModule, settings: Settin
 
 
 def _meta(
-    settings: Settings, dataset: Dataset, partition: Partition, digest: str, module: ClientModule, measures: Measures
-) -> RunMeta:
+    settings: Settings, dataset: Dataset, partition: Partition, digest: str, module: ClientModule, measures: Measures,
+    attackers: Attackers | None,
+) -> RunMeta:  # fmt: skip
     names, data = record_names(settings), component_name(settings, "data")
     formats = "npz", "image_folder", "table", "text", "domains"  # which hold any data
     trained = settings.trained
@@ -169,12 +202,26 @@ def _meta(
         loss=f"{settings.task.loss or LOSSES[dataset.task]}{' of standardised targets' * standardised}"
         if settings.task.name == "auto" and own
         else "",
+        attack=attackers
+        and {
+            "name": component_name(settings, "attack"),
+            "fraction": attackers.attack.fraction,
+            "clients": sorted(attackers.clients),
+        },
         remedy=f"{other}a smaller lr than {settings.lr:g}, or a {'smaller ' * clipped}clip_grad_norm",
+        fraction=settings.fraction,
+        participation=settings.participation,
     )
 
 
 def _plan(
-    settings: Settings, partition: Partition, module: ClientModule, meta: RunMeta, rule: ServerRule[Any], clients: int
+    settings: Settings,
+    partition: Partition,
+    module: ClientModule,
+    meta: RunMeta,
+    rule: ServerRule[Any],
+    clients: int,
+    malicious: frozenset[int],
 ) -> RunPlan:
     splits: tuple[Split, ...] = ("test", "val") if any(map(len, partition.val)) else ("test",)
     patience, best, chosen = settings.stop.patience, settings.checkpoint.best, settings.eval.sensitivity
@@ -182,16 +229,17 @@ def _plan(
     needs = f"eval.threshold={settings.eval.threshold}" if chosen else needs
     if needs and not any(map(len, partition.val[:clients])):
         raise SettingsError(f"{needs} needs validation examples, and no client has any: set split.validation above 0")
+    rounds, how, every = settings.rounds, settings.participation, tuple(range(clients))
     cohorts = tuple(
-        tuple(range(clients))
-        if rule.full_participation(t, settings.rounds)
-        else cohort(settings.seed, t, clients, settings.fraction)
-        for t in range(1, settings.rounds + 1)
+        every
+        if rule.full_participation(t, rounds) or (t == rounds and how.last == "all")
+        else cohort(settings.seed, t, clients, settings.fraction, how)
+        for t in range(1, rounds + 1)
     )
 
     def faults(kind: str, p: float) -> tuple[tuple[int, ...], ...]:  # of each round; empty if faults are off
-        rounds = enumerate(cohorts, start=1)
-        return tuple(sample_faults(settings.seed, kind, t, some, p) for t, some in rounds) if p > 0 else ()
+        numbered = enumerate(cohorts, start=1)
+        return tuple(sampled(settings.seed, kind, t, some, p) for t, some in numbered) if p > 0 else ()
 
     newcomers, rows = tuple(range(clients, settings.clients)), sorted(settings.eval.newcomer_rows)
     return RunPlan(
@@ -209,7 +257,7 @@ def _plan(
             "settings": fixed_settings(settings),
         },
         initial_round=rule.initial_round,
-        surveys=frozenset(t for t in range(1, settings.rounds + 1) if rule.surveys(t, settings.rounds)),
+        surveys=frozenset(t for t in range(1, rounds + 1) if rule.surveys(t, rounds)),
         units=tuple(u.name for u in module.layout(rule.unit)),
         newcomers=newcomers,
         few={n: tuple(client for client in newcomers if len(partition.train[client]) >= n) for n in rows},
@@ -217,4 +265,5 @@ def _plan(
         stragglers=faults("straggler", settings.faults.straggler),
         adapts=module.adapts(module.reported_model),
         clock=VirtualClock.of(settings, clients),
+        malicious=malicious,
     )

@@ -71,6 +71,7 @@ def try_clients(
         f"precision={training.precision}": {"training": replace(training, precision="ieee")},
         f"{method} with {model}": {"client": ClientModule},
     }
+    others = {f"uplink={component_name(settings, 'uplink')}": {"uplink": None}, **others}
     culprit = model
     for part, change in reversed(others.items()):  # the first one counts
         with suppress(Exception):
@@ -106,6 +107,7 @@ def _two_rounds(
     messages: Mapping[int, Message | None] = rule.downlinks(state, host.clients)
     for number in (1, 2):
         replies = host.run(TrainTask(number, dict.fromkeys(host.clients, ONE_STEP)), messages)
+        rule.aggregated(state, [reply.uplink for reply in replies.values()], number)
         host = ClientHost(factory, *data, host.clients)
         for client, reply in replies.items():
             host.states[client] = torch.load(io.BytesIO(to_bytes(reply.state)))

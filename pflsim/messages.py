@@ -32,12 +32,14 @@ class Message:
         prototypes: class means, or None.
         extra: other tensors by name.
         numbers: scalars by name (8 bytes each).
+        size: bytes of the tensors as they are sent, if a transform packs them more densely.
     """
 
     weights: Tensors = field(default_factory=dict)
     prototypes: Prototypes | None = None
     extra: Tensors = field(default_factory=dict)
     numbers: Mapping[str, float] = field(default_factory=dict)
+    size: int | None = field(default=None, kw_only=True)
 
     def to(self, device: torch.device, extra: bool = True) -> Self:
         """Return the message with its tensors on `device`; `extra` says whether the extra tensors move too."""
@@ -86,4 +88,4 @@ def payload_bytes(message: Message) -> int:
     if message.prototypes is not None:
         means, present = message.prototypes.means, int((message.prototypes.counts > 0).sum())
         tensors += present * (means.shape[1] * means.element_size() + 4)
-    return tensors + 8 * len(message.numbers)
+    return (tensors if message.size is None else message.size) + 8 * len(message.numbers)

@@ -9,6 +9,9 @@ import numpy as np
 import torch
 
 from pflsim.errors import SettingsError
+from pflsim.participation import Participation
+
+SAMPLED = Participation()
 
 
 def seed_for(seed: int, purpose: str, client: int = -1, round_number: int = -1) -> int:
@@ -85,13 +88,28 @@ def cohort_size(clients: int, fraction: float) -> int:
     return size
 
 
-def cohort(seed: int, round_number: int, clients: int, fraction: float) -> tuple[int, ...]:
+def cohort(
+    seed: int, round_number: int, clients: int, fraction: float, how: Participation = SAMPLED
+) -> tuple[int, ...]:
     """Draw the clients of a round without replacement, as a function of (seed, round); ids ascend."""
-    size = cohort_size(clients, fraction)
-    if size == clients:
-        return tuple(range(clients))
-    drawn = numpy_generator(seed, "cohort", round_number=round_number).choice(clients, size=size, replace=False)
-    return tuple(sorted(int(i) for i in drawn))
+    available = np.arange(clients)
+    if how.cycle > 1:
+        groups = np.array_split(numpy_generator(seed, "cycle").permutation(clients), how.cycle)
+        available = np.sort(groups[(round_number - 1) // how.cycle_rounds % how.cycle])
+    if how.sampling == "poisson":
+        return sampled(seed, "participation", round_number, available.tolist(), fraction)
+    size = cohort_size(len(available), fraction)
+    if size < len(available):
+        generator = numpy_generator(seed, "cohort", round_number=round_number)
+        available = np.sort(generator.choice(available, size=size, replace=False))
+    return tuple(available.tolist())
+
+
+def past_cohort(
+    size: int, seed: int, round_number: int, clients: int, fraction: float, how: Participation = SAMPLED
+) -> tuple[int, ...]:
+    """Return the clients of a past round: all, if it had `size` of them, or those that `cohort` draws."""
+    return tuple(range(clients)) if size == clients else cohort(seed, round_number, clients, fraction, how)
 
 
 def evaluated(asked: str | int, seed: int, clients: int, participants: tuple[int, ...]) -> tuple[int, ...]:
@@ -112,17 +130,17 @@ def coin(seed: int, round_number: int, p: float) -> bool:
     return bool(numpy_generator(seed, "coin", round_number=round_number).random() < p)
 
 
-def sample_faults(seed: int, purpose: str, round_number: int, clients: Iterable[int], p: float) -> tuple[int, ...]:
-    """Draw the clients of a round that have a simulated fault, each with probability p.
+def sampled(seed: int, purpose: str, round_number: int, clients: Iterable[int], p: float) -> tuple[int, ...]:
+    """Draw clients for a round, each with probability p: those that take part, or have a simulated fault.
 
     A draw is a function of (seed, purpose, round, client), independent of the other clients.
 
     Args:
         seed: the run's seed.
-        purpose: "dropout" or "straggler".
+        purpose: "participation", "dropout" or "straggler".
         round_number: from 1.
-        clients: the clients that take part.
-        p: the probability of a fault.
+        clients: of whom they are drawn.
+        p: the probability.
     """
     if p <= 0:
         return ()

@@ -24,7 +24,16 @@ from lightning_modules.hosts.base_executor import BaseExecutor, PreparedRun
 from lightning_modules.hosts.client_factory import InitialStates
 from lightning_modules.hosts.failures import Failure
 from pflsim.engine.diagnostics import RoundDiagnostics
-from pflsim.engine.execution import ClientTask, EvalRequest, NodeLost, Sent, StatesLost, Trained, TrainTask
+from pflsim.engine.execution import (
+    ClientTask,
+    EvalRequest,
+    NodeLost,
+    Sent,
+    StatesLost,
+    Trained,
+    TrainTask,
+    trained_round,
+)
 from pflsim.errors import ClientError, RunError, ServerError
 from pflsim.messages import Message, Uplink
 from pflsim.records.checkpoint_write import to_containers
@@ -105,7 +114,7 @@ class RayExecutor(BaseExecutor[ObjectRef]):
     def __init__(self, prepared: PreparedRun, layout: Layout, pool: ActorPool):
         super().__init__(prepared)
         placement, actors = prepared.settings.placement, len(layout.groups)
-        self._all_take_part = prepared.settings.fraction == 1
+        self._all_take_part = prepared.settings.fraction == 1 and prepared.settings.participation.cycle == 1
         slots = placement.gpus * placement.actors_per_gpu
         if actors < slots and placement.actors is None:
             logger.info(f"{slots} client actors fit on the GPUs; for more than {actors}, lower lockstep_clients")
@@ -207,7 +216,7 @@ class RayExecutor(BaseExecutor[ObjectRef]):
             if task.changes_state and client in call.outcomes
         }
         reports = tuple(outcomes[client][0] for client in sorted(outcomes))
-        return Trained([call.refs[1] for call in calls], reports, states)
+        return Trained([call.refs[1] for call in calls], reports, states, trained_round(task))
 
     def _results(self, task: EvalRequest, messages: Mapping[int, ObjectRef | None]) -> dict[int, list[EvalRow]]:
         return {client: rows for call in self._run(task, messages) for client, rows in call.outcomes.items()}
@@ -381,7 +390,7 @@ class RayExecutor(BaseExecutor[ObjectRef]):
         return value
 
     def _fuse(self, trained: Trained[ObjectRef], matrices: bool) -> RoundDiagnostics:
-        return self._change_server("fuse", *trained.uplinks, matrices=matrices)
+        return self._change_server("fuse", *trained.uplinks, matrices=matrices, round_number=trained.round_number)
 
     def _global_message(self) -> ObjectRef | None:
         exists, message = self._call_server("send_global", returns=1)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 from lightning_modules.prepare import PreparedRun
@@ -121,8 +122,9 @@ def _check_rounds(prepared: PreparedRun, found: Checkpoint, planned: int, report
         raise SettingsError(f"rounds={rounds}: {found.round} rounds are done; expected more")
     before, now = (to_containers(rule.init(replace(prepared.federation, rounds=n))) for n in (planned, rounds))
     differing = [key for key in now if to_bytes(before[key]) != to_bytes(now[key])]
-    if prepared.settings.lr_schedule == "cosine":
-        differing.append("lr_schedule=cosine")
+    for key, value in (("lr_schedule", "cosine"), ("participation.last", "all")):
+        if attrgetter(key)(prepared.settings) == value:
+            differing.append(f"{key}={value}")
     for t in range(1, found.round + 1):
         if any(asked(t, planned) != asked(t, rounds) for asked in (rule.full_participation, rule.surveys)):
             differing.append(f"participants of round {t}")

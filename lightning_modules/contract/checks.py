@@ -20,11 +20,13 @@ from lightning_modules.base import ClientModule
 from lightning_modules.hosts.base_executor import BaseExecutor, PreparedRun
 from lightning_modules.hosts.client_host import ClientHost
 from lightning_modules.hosts.devices import torch_threads
+from lightning_modules.hosts.exchange import untransformable
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.loop import epoch_orders, train
 from lightning_modules.torch_defaults import default_dtype
 from pflsim.data.federated import Examples
 from pflsim.engine.execution import EvalRequest, Executor, FinetuneTask, ReplyTask, Sent, TrainTask
+from pflsim.errors import RunError, SettingsError
 from pflsim.messages import payload_bytes
 from pflsim.params import Selector, snapshot
 from pflsim.records.checkpoint_write import to_bytes
@@ -325,6 +327,45 @@ def newcomers_join(make: Make) -> None:
     require(not equal(before, states(executor)[new]), "a newcomer does not change when it joins and trains")
 
 
+def uplinks_can_be_transformed(make: Make) -> None:
+    """Replies can pass a transform (uplink=topk), and one that sends everything changes nothing."""
+    plain = inline(make())
+    for t in (1, 2):
+        survey(plain, t)
+        sent = plain.send(range(CLIENTS))
+        trained = plain.run(TrainTask(t), sent)
+        for up in (up for handle in trained.uplinks for up in plain.uplinks(handle)):
+            if what := untransformable(up, plain.downlink(sent.downlinks[up.client])):  # type: ignore[arg-type]
+                raise Skipped(f"its clients send {what}")
+        plain.fuse(trained)
+    everything = inline(make("uplink=topk", "uplink.share=1"))
+    rounds(everything, (1, 2))
+    require_equal(states(plain), states(everything), "a client differs with uplink=topk uplink.share=1")
+    same = equal(plain.server_state(), everything.server_state())
+    require(same, "the server's state differs with uplink=topk uplink.share=1")
+
+
+def uplinks_can_be_attacked_and_aggregated(make: Make) -> None:
+    """Clients can send another change (attack=sign_flip), and a median of one client is what it sends."""
+    alone, refused = list[object](), list[str]()
+    for settings in (("attack=sign_flip", "attack.fraction=0.25"), ("aggregator=median",), ()):
+        try:
+            executor = inline(make(*settings))
+            rounds(executor, (1, 2), range(CLIENTS) if "attack=sign_flip" in settings else [1])
+        except (SettingsError, RunError) as error:
+            reason: BaseException | None = error
+            while reason and not isinstance(reason, SettingsError):
+                reason = reason.__cause__
+            if reason is None:
+                raise
+            refused.append(str(reason))
+        else:
+            alone += [executor.server_state()] * ("attack=sign_flip" not in settings)
+    require(equal(alone[0], alone[-1]), "with aggregator=median and one client, the server differs")
+    if refused:
+        raise Skipped("; ".join(refused))
+
+
 def lockstep_equals_loop(make: Make) -> None:
     """Clients that train in lockstep end as they do one by one, up to rounding."""
     if not make().factory.build().lockstep:
@@ -384,6 +425,8 @@ CHECKS = (
     resumed_equals_straight,
     newcomers_join,
     batch_norm_works,
+    uplinks_can_be_transformed,
+    uplinks_can_be_attacked_and_aggregated,
     lockstep_equals_loop,
     trainer_equals_loop,
 )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
+from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from lightning_modules.base import ClientModule
@@ -13,11 +14,13 @@ from lightning_modules.nets.adjust import Adjustments
 from lightning_modules.nets.net import Net
 from lightning_modules.torch_defaults import default_dtype
 from lightning_modules.training import Training
+from pflsim.attacks import Attackers
 from pflsim.engine.execution import ClientTask, EvalRequest, TrainTask
 from pflsim.params import dtype_of, snapshot
 from pflsim.seeding import seeded_global
 from pflsim.servers.base import ServerRule
 from pflsim.tasks.metrics import Metric
+from pflsim.transforms.base import Transform
 from pflsim.types import Tensors
 
 
@@ -69,6 +72,8 @@ class ClientFactory:
         groups: clients that are evaluated together, on one host; each stack is in one group.
         augment: how the images of local training are varied.
         constants: buffers that do not travel, see `ClientModule.shared_buffers`.
+        uplink: what happens to the weights that clients send after local training; None: nothing.
+        attackers: the malicious clients; None: there are none.
         on_nonfinite: what happens if a client's losses or uplink are not finite: abort, drop or keep.
     """
 
@@ -90,6 +95,8 @@ class ClientFactory:
     augment: Literal["none", "crop_flip"] = "none"
     on_nonfinite: Literal["abort", "drop", "keep"] = "abort"
     constants: frozenset[str] = frozenset()
+    uplink: Transform | None = None
+    attackers: Attackers | None = None
 
     def with_gpus(self, gpus: float) -> ClientFactory:
         """Return the factory for a host with this share of a GPU; 0 means that the host computes on the CPU."""
@@ -111,6 +118,11 @@ class ClientFactory:
                 del kind.__getstate__  # type: ignore[attr-defined]
         module.constant_buffers = self.constants
         module.keep_optimizers()
+        if self.uplink is not None:
+            parameters = {name: module.get_parameter(name).detach() for name in module.shared_parameters()}
+            module.uplink_memory = nn.Module()
+            for name, value in self.uplink.memory(parameters).items():
+                module.uplink_memory.register_buffer(name.replace(".", "/"), value)
         return module
 
     def nets(self) -> Iterator[Net]:

@@ -16,7 +16,16 @@ from lightning_modules.hosts.attributes import unchanged_attributes
 from lightning_modules.hosts.client_factory import ClientFactory, InitialStates
 from lightning_modules.hosts.devices import claim_device, torch_threads
 from lightning_modules.hosts.evaluation import GroupPredictor, allowed
-from lightning_modules.hosts.exchange import REPLYING, Reply, anchored, received, receives_alike, replies, unchanged
+from lightning_modules.hosts.exchange import (
+    REPLYING,
+    Reply,
+    anchored,
+    received,
+    receives_alike,
+    replies,
+    sent,
+    unchanged,
+)
 from lightning_modules.hosts.failures import Failure, free_frames, kind_of, nonfinite
 from lightning_modules.lockstep.batch_schedule import ClientTraining, mean_losses
 from lightning_modules.lockstep.stack_training import Lockstep
@@ -33,6 +42,7 @@ from pflsim.errors import ClientError, client_errors
 from pflsim.messages import Message, payload_bytes
 from pflsim.params import load, snapshot
 from pflsim.seeding import newcomer_rows, seed_generators, torch_generator
+from pflsim.transforms.base import Sender
 from pflsim.types import EvalRow, Split, Tensors, TrainReport
 
 logger = logging.getLogger(__name__)
@@ -70,7 +80,10 @@ class ClientHost:
             if self.device.type == "cpu":
                 choose_memory_format(module, module.net)
         self.module: ClientModule = next(iter(self.modules.values()))
-        self.shards = {c: shard(dataset, partition, c).to(self.device) for c in clients}
+        self.shards = {c: shard(dataset, partition, c) for c in clients}
+        if attackers := factory.attackers:
+            self.shards = {c: attackers.poisoned(own) for c, own in self.shards.items()}
+        self.shards = {c: own.to(self.device) for c, own in self.shards.items()}
         copied = cache(lambda own: examples_of(dataset, partition, own).to(self.device))  # clients share some sets
         for name, sets in partition.sets.items():
             for c in self.shards.keys() & {*range(len(sets))}:
@@ -157,6 +170,10 @@ class ClientHost:
             }[type(task)]  # fmt: skip
             results = results or {client: do(task, client, message) for client, message in messages.items()}
         self._checked.add(kind)
+        if isinstance(task, TrainTask) and (self.factory.uplink or self.factory.attackers):
+            for client, message in messages.items():
+                with client_errors(client, task.round_number, "uplink"), torch_threads(self.factory.threads):
+                    results[client] = self._sent(task, message, results[client])
         return results
 
     def _train(self, task: TrainTask, client: int, downlink: Message | None) -> Reply:
@@ -167,6 +184,16 @@ class ClientHost:
             reply = self._replied(own, *train(self.module, examples, self._order(task, client), work))
         seconds = time.perf_counter() - start
         return replace(reply, report=replace(reply.report, seconds=seconds, gpu_bytes=self._gpu_bytes()))
+
+    def _sent(self, task: TrainTask, downlink: Message | None, reply: Reply) -> Reply:
+        """Return a reply as a malicious client, and the run's transform of uplinks, send it."""
+        client, factory = reply.report.client, self.factory
+        attack = factory.attackers and factory.attackers.change(client, task.round_number)
+        if not (attack or factory.uplink):
+            return reply
+        assert downlink is not None
+        sender, module = Sender(factory.seed, client, task.round_number), self.modules[factory.variant_of(client)]
+        return sent(reply, downlink, module, factory.uplink, sender, attack)
 
     def _gpu_bytes(self) -> int:
         """Return the peak of the memory on the GPU so far, which takes 0.4 ms."""

@@ -3,7 +3,7 @@
 Hooks take longer than the arithmetic of a small model, client by client.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
@@ -16,8 +16,10 @@ from lightning_modules.hosts.failures import nonfinite
 from lightning_modules.lockstep.batch_schedule import ClientTraining
 from lightning_modules.lockstep.stack_training import stacked
 from pflsim.data.federated import Shard
-from pflsim.messages import Message, Uplink
+from pflsim.errors import SettingsError
+from pflsim.messages import Message, Uplink, payload_bytes
 from pflsim.params import snapshot
+from pflsim.transforms.base import Sender, Transform
 from pflsim.types import Tensors, TrainReport
 
 RECEIVING = (
@@ -25,6 +27,8 @@ RECEIVING = (
 )  # fmt: skip
 REPLYING = ("reply", "shared_tensors", "shared_parameters", "shared_buffers", "state_dict")
 CPU = torch.device("cpu")
+MEMORY = "uplink_memory."
+"""Begins the names of what a client keeps for the run's transform of uplinks, see `ClientFactory.build`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,55 @@ def received(
 
 def _alike(one: Tensor, other: Tensor) -> bool:
     return one is other or (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
+
+
+def untransformable(uplink: Uplink, received: Message) -> str:
+    """Return what an uplink has besides weights that its client has received in this round; "" if nothing."""
+    parts = {"prototypes": uplink.prototypes, "other tensors": uplink.extra, "numbers": uplink.numbers}
+    parts["weights that they did not receive"] = uplink.weights.keys() - received.weights.keys()
+    return next((what for what, content in parts.items() if content), "")
+
+
+def sent(
+    reply: Reply,
+    received: Message,
+    module: ClientModule,
+    transform: Transform | None,
+    sender: Sender,
+    attack: Callable[[Tensors], Tensors] | None = None,
+) -> Reply:
+    """Return the reply to local training as a transform sends it: with the weights that the server then knows.
+
+    Args:
+        reply: with the client's new state, which has the memory of the transform.
+        received: the downlink of the round.
+        module: of the client, for the names of the shared parameters, whose change is transformed.
+        transform: of the run.
+        sender: the client.
+        attack: what a malicious client does to its change before.
+
+    Raises:
+        SettingsError: see `untransformable`.
+    """
+    uplink, state, known = reply.uplink, reply.state, received.weights
+    assert uplink is not None and state is not None
+    if what := untransformable(uplink, received):
+        which = ("an uplink transform", "uplink") if transform else ("this attack", "attack")
+        why = f"its clients send {what}, and {which[0]} takes weights only; set {which[1]}=none"
+        raise SettingsError(f"method={module.training_settings.method}: {why}")
+    names = [name for name in module.shared_parameters() if name in uplink.weights]
+    if not names:
+        return reply
+    change = {name: uplink.weights[name].double() - known[name].double() for name in names}  # exact for float32
+    change = attack(change) if attack else change
+    kept = {key.removeprefix(MEMORY).replace("/", "."): key for key in state if key.startswith(MEMORY)}
+    before = {name: state[key] for name, key in kept.items()}
+    values, memory, size = transform(change, before, sender) if transform else (change, before, None)
+    weights = {name: (known[name].double() + values[name]).to(uplink.weights[name].dtype) for name in names}
+    others = sum(value.nbytes for name, value in uplink.weights.items() if name not in weights)
+    uplink = replace(uplink, weights={**uplink.weights, **weights}, size=size and size.nbytes + others)
+    report = replace(reply.report, up_bytes=payload_bytes(uplink))
+    return replace(reply, report=report, uplink=uplink, state={**state, **{kept[name]: memory[name] for name in kept}})
 
 
 def replies(

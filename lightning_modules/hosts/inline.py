@@ -10,7 +10,7 @@ from lightning_modules.hosts.client_host import ClientHost, Reply
 from lightning_modules.hosts.failures import Failure
 from lightning_modules.hosts.server_host import ServerHost
 from pflsim.engine.diagnostics import RoundDiagnostics
-from pflsim.engine.execution import ClientTask, EvalRequest, Sent, Trained
+from pflsim.engine.execution import ClientTask, EvalRequest, Sent, Trained, trained_round
 from pflsim.errors import ServerError
 from pflsim.messages import Message, Uplink, payload_bytes
 from pflsim.seeding import restored_generators
@@ -46,7 +46,7 @@ class InlineExecutor(BaseExecutor[Messages]):
         self.failure_policy.record_kept({r.report.client: r.nonfinite for r in replies if r.nonfinite})
         uplinks = [reply.uplink for reply in replies if reply.uplink is not None]
         states = {reply.report.client: reply.state for reply in replies if reply.state is not None}
-        return Trained([uplinks], tuple(reply.report for reply in replies), states)
+        return Trained([uplinks], tuple(reply.report for reply in replies), states, trained_round(task))
 
     @restored_generators()
     def _results(self, task: ClientTask | EvalRequest, messages: Mapping[int, Any]) -> dict[int, Any]:
@@ -72,7 +72,7 @@ class InlineExecutor(BaseExecutor[Messages]):
     def _fuse(self, trained: Trained[Messages], matrices: bool) -> RoundDiagnostics:
         uplinks: Any = trained.uplinks
         with self._server_errors("fuse"):
-            return self.server.fuse(*uplinks, matrices=matrices)
+            return self.server.fuse(*uplinks, matrices=matrices, round_number=trained.round_number)
 
     def _global_message(self) -> Message | None:
         with self._server_errors("send_global"):

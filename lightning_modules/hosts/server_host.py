@@ -45,16 +45,22 @@ class ServerHost:
                 return {client: self.rule.join(self.state, client) for client in clients}
             return self.rule.downlinks(self.state, clients)
 
-    def fuse(self, *uplinks: Sequence[Uplink], matrices: bool = False) -> RoundDiagnostics:
+    def fuse(self, *uplinks: Sequence[Uplink], matrices: bool = False, round_number: int = 0) -> RoundDiagnostics:
         """Fuse uplinks in the order of the client ids, and return the diagnostics of the round.
 
         Args:
             uplinks: in any order.
             matrices: also compute the matrices of the diagnostics.
+            round_number: the round whose training they reply to; 0: they do not reply to training.
         """
         ordered = sorted((up for some in uplinks for up in some), key=lambda up: up.client)
         with torch_threads(self.threads), products_on(self.device), self._unchanged_attributes():
-            state = self.rule.stepped(self.state, self.rule.fuse(self.state, ordered))
+            given: Sequence[Uplink] = ordered
+            if self.rule.attackers:
+                known = self.rule.global_weights(self.state) or {}
+                given = self.rule.attackers.colluded(ordered, known, round_number)
+            before, given = self.rule.aggregated(self.state, given, round_number)
+            state = self.rule.stepped(before, self.rule.fuse(before, given))
             diagnostics = diagnose(self.rule, state, ordered, len(self.federation.clients), matrices)
         self.state, self._fused = state, True  # last, so that a failure leaves it unchanged
         return diagnostics

@@ -79,9 +79,10 @@ def client_intervals(comparison: Comparison, same: bool | None = None, metric: s
         table = concat(each)
         if same:
             seeds = table.groupby(level=1)
-            unknown = seeds["variance"].agg(lambda each: each.isna().any())
             over: Any = seeds[["value", "variance", "n"]].mean()
-            table = concat([over.assign(variance=over["variance"].mask(unknown), why=seeds["why"].max())], keys=[0])
+            for key in ("variance", "n"):  # without that of a seed there is none
+                over[key] = over[key].mask(seeds[key].agg(lambda each: each.isna().any()))
+            table = concat([over.assign(why=seeds["why"].max())], keys=[0])
         found[row.label] = with_interval(metric or comparison.primary, table)
     return found
 

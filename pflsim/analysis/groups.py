@@ -121,8 +121,8 @@ def check_evaluation(groups: Sequence[Group]) -> list[str]:
     objections = [*_examples(groups)]
     objections += [f"the evaluation differs: {_values(key, groups)}" for key in _differing(groups, PROTOCOL)]
     on_participants = any(run_settings(run)["eval.clients"] == "participants" for group in groups for run in group.runs)
-    if on_participants and _differing(groups, ["fraction"]):
-        objections.append(f"eval.clients=participants evaluates different clients: {_values('fraction', groups)}")
+    for key in _differing(groups, ["fraction", "participation"]) if on_participants else ():
+        objections.append(f"eval.clients=participants evaluates different clients: {_values(key, groups)}")
     return objections
 
 

@@ -21,6 +21,7 @@ from pflsim.display.formats import Choice
 from pflsim.display.identity import is_baseline
 from pflsim.display.metrics import SHARES, THRESHOLD
 from pflsim.errors import SettingsError, reading
+from pflsim.participation import Participation
 from pflsim.records.environment import read_environment, read_sessions
 from pflsim.records.evaluation import Evaluation, Scope, evaluation
 from pflsim.records.files import FORM, keys, read_json, valid
@@ -30,7 +31,7 @@ from pflsim.records.older_settings import saved_config
 from pflsim.records.per_client import COLUMNS, PER_CLIENT
 from pflsim.records.predictions import PREDICTIONS, read_predictions
 from pflsim.records.summary import SummaryFile, chosen_round
-from pflsim.seeding import cohort
+from pflsim.seeding import past_cohort
 from pflsim.types import SPLITS, EvalPhase, EvalRow, ModelKind, Split
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ IGNORED = (
 """Settings that two runs of one experiment may differ in: the seed, names and paths, the executor, its placement and
 the size of stacks (which change at most the last bits of a result), and what is recorded."""
 
+NEWER = ("uplink", "attack", "aggregator")
+"""Components that runs of earlier versions do not have."""
 SCORED = ["round", "model", "phase", "client"]
 """The columns that match rows of per_client.csv with those of predictions.npz."""
 NO_SHARE = "it is a share of no rows, or no threshold was chosen"
@@ -62,7 +65,7 @@ FEDERATION = ("data", "shift", "partition", "split", "clients")
 """Settings that determine, with the seed, every client's examples. If groups share a seed, the hash decides."""
 PROTOCOL = (
     "eval.clients", "eval.every", "eval.holdout_clients", "eval.primary", "eval.mode", "task.name",
-    "eval.severity", "eval.all_examples",
+    "eval.severity", "eval.all_examples", "attack.fraction",
 )  # fmt: skip
 """Settings that determine which clients are evaluated, on which rows and in which rounds."""
 
@@ -270,12 +273,13 @@ class Run:
     def untrained(self, until: int) -> set[int]:
         """Return the clients that have not taken part in a round up to this one, because of `fraction` or faults."""
         clients = self.config["clients"] - Eval(holdout_clients=run_settings(self)["eval.holdout_clients"]).newcomers
+        how = self.config.get("fraction", 1.0), Participation(**self.config.get("participation", {}))
         absent = self._clients.query("fault not in ('', 'straggler')").groupby("round")["client"].agg(set).to_dict()
         never = set(range(clients))
         for line in self.history:
             if 0 < line.round <= until and never:
-                drawn = line.cohort != clients and cohort(self.seed, line.round, clients, line.cohort / clients)
-                never -= set(drawn or range(clients)) - absent.get(line.round, set())
+                drawn = past_cohort(line.cohort, self.seed, line.round, clients, *how)
+                never -= {*drawn} - absent.get(line.round, set())
         return never
 
     def metrics(self) -> DataFrame:
@@ -430,7 +434,8 @@ def read_run(folder: Path) -> Run:
         SettingsError: the folder is no run folder, has no finished round, or a file in it cannot be read.
     """
     with reading(folder / CONFIG, FORM):
-        config = saved_config(folder / CONFIG)
+        newer = {name: getattr(Settings(), name) for name in NEWER}
+        config = {**newer, **saved_config(folder / CONFIG)}
         valid(Settings, config)
         if missing := [key for key in ("seed", "rounds", *COMPONENTS) if key not in config]:
             raise ValueError(f"{missing[0]} is missing")

@@ -364,7 +364,8 @@ def notes(comparison: Comparison) -> Iterator[str]:
     on = {run.summary["accuracy_of"]["clients"] for run in runs}
     clients = who_is_evaluated(on.pop()) if len(on) == 1 else "the evaluated clients"
     clients += f", on the test set {runs[0].on}" * (runs[0].on != "test")
-    clients += ", without newcomers" if any(run.summary.get("newcomers") for run in runs) else ""
+    for key, who in (("newcomers", "newcomers"), ("attack", "malicious ones")):
+        clients += f", without {who}" if any(run.summary.get(key) for run in runs) else ""
     primary, worst = in_text(comparison.primary), "lowest" if comparison.higher else "highest"
     yield f"{primary}: mean test {primary} over {clients}{spread}"
     yield "weighted mean: weighted by the clients' test examples"

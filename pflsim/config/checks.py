@@ -119,6 +119,7 @@ def check_sweep(runs: Sequence[Settings], jobs: Sequence[Mapping[str, Any]]) -> 
 
 def _contradictions(settings: Settings) -> Iterator[str]:
     held, clients, placement = settings.eval.newcomers, settings.clients, settings.placement
+    how = settings.participation
     named = settings.eval.holdout_clients
     if held >= clients:
         yield (
@@ -135,10 +136,14 @@ def _contradictions(settings: Settings) -> Iterator[str]:
             yield f"eval.holdout_partition={written(changed)}: partition={rule} does not draw the clients' rows"
     if (few := settings.eval.newcomer_rows) and (not held or len({*few}) < len(few)):
         yield f"eval.newcomer_rows={few}: expected each number once, and new clients (eval.holdout_clients)"
-    elif settings.fraction < 1:
+    elif how.cycle > clients - held:
+        yield f"participation.cycle={how.cycle} is more than the {clients - held} clients that train"
+    elif settings.fraction < 1 and how.sampling == "fixed":
         from pflsim.seeding import cohort_size  # imports torch, which most runs do not need here
 
-        cohort_size(clients - held, settings.fraction)
+        cohort_size((clients - held) // how.cycle, settings.fraction)
+    if how.cycle == 1 and how.cycle_rounds > 1:
+        yield f"participation.cycle_rounds={how.cycle_rounds} needs participation.cycle above 1"
     if isinstance(few := settings.eval.clients, int) and few > clients - held > 0:
         yield f"eval.clients={few}: only {clients - held} clients train"
     models = settings.eval.models

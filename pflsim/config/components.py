@@ -1,9 +1,9 @@
 """From the config of a component to the object.
 
-A component (method, data, shift, partition, split, model) names a class or function under `_target_`. Its settings are
-the keyword-only parameters of the target; the simulator passes the positional ones when it calls what `bind` returns. A
-method is a pair: `client` and `server` each name a target, and the settings of both are beside them. The settings of an
-own model, which is no `Net`, are all parameters of its target.
+A component (one of `COMPONENTS`) names a class or function under `_target_`. Its
+settings are the keyword-only parameters of the target; the simulator passes the positional ones when it calls what
+`bind` returns. A method is a pair: `client` and `server` each name a target, and the settings of both are beside them.
+The settings of an own model, which is no `Net`, are all parameters of its target.
 """
 
 import importlib
@@ -26,7 +26,7 @@ from pflsim.config.settings import Settings
 from pflsim.config.validate import checked, validator
 from pflsim.errors import SettingsError, own_errors
 
-COMPONENTS = ("method", "data", "shift", "partition", "split", "model")
+COMPONENTS = ("method", "data", "shift", "partition", "split", "model", "uplink", "attack", "aggregator")
 TARGET = "_target_"
 MISSING = "???"
 """OmegaConf's value of a setting that must be given."""

@@ -65,7 +65,8 @@ from pflsim.config.names import program, written
 from pflsim.config.settings import Settings
 
 GROUPS = (
-    *("method", "data", "shift", "partition", "split", "model", "task", "optimizer", "server_optimizer", "placement"),
+    *("method", "data", "shift", "partition", "split", "model", "uplink", "attack", "aggregator"),
+    *("task", "optimizer", "server_optimizer", "placement"),
 )
 """Groups in the order of the help; the others need a +."""
 

@@ -1,9 +1,9 @@
 """The settings of a run as dataclasses: types, bounds, defaults and help.
 
 The text below a field is its help. Pydantic checks the values once, when a run is composed or resumed (see
-`pflsim.config.checks`); actors read them without pydantic. Components (method, data, shift, partition, split, model)
-are mappings that name a class or function under `_target_` and give its keyword-only arguments; the signatures hold the
-defaults of those.
+`pflsim.config.checks`); actors read them without pydantic. Components (`COMPONENTS` in
+`pflsim.config.components`) are mappings that name a class or function under `_target_` and give its keyword-only
+arguments; the signatures hold the defaults of those.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from pflsim.errors import SettingsError
 from pflsim.fusion import ServerOptimizer
+from pflsim.participation import Participation
 
 LARGEST = 2**31 - 1
 """Limit of whole numbers without an upper bound of their own, so that products of them do not overflow."""
@@ -251,6 +252,9 @@ class Settings:
     partition: dict[str, Any] = field(default_factory=dict)
     split: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
+    uplink: dict[str, Any] = field(default_factory=lambda: {"_target_": "pflsim.transforms.base.none"})
+    attack: dict[str, Any] = field(default_factory=lambda: {"_target_": "pflsim.attacks.Attack", "fraction": 0.0})
+    aggregator: dict[str, Any] = field(default_factory=lambda: {"_target_": "pflsim.servers.aggregators.none"})
     names: dict[str, str] = field(default_factory=dict)
     """The option chosen for each group on the command line; filled in, for names and records only."""
     clients: Annotated[int, Ge(1), Le(1_000_000)] = 10
@@ -322,6 +326,7 @@ class Settings:
     eval: Eval = field(default_factory=Eval)
     stop: Stop = field(default_factory=Stop)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    participation: Participation = field(default_factory=Participation)
     faults: Faults = field(default_factory=Faults)
     clock: Clock = field(default_factory=Clock)
     tracking: Tracking = field(default_factory=Tracking)

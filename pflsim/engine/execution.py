@@ -162,6 +162,11 @@ ClientTask = TrainTask | ReplyTask | FinetuneTask | AdaptTask
 """What `Executor.run` has clients do."""
 
 
+def trained_round(task: ClientTask) -> int:
+    """Return the round of a `TrainTask`; 0 for others."""
+    return task.round_number if isinstance(task, TrainTask) else 0
+
+
 @dataclass(frozen=True, slots=True)
 class Trained(Generic[Handle]):
     """The results of a task. They take effect with `Executor.fuse` or `Executor.store`.
@@ -170,11 +175,13 @@ class Trained(Generic[Handle]):
         uplinks: each handle stands for the uplinks of some clients.
         reports: of the clients that succeeded, by ascending client id.
         states: new private states by client, in a form that the executor knows.
+        round_number: of a `TrainTask`; 0 for others.
     """
 
     uplinks: Sequence[Handle]
     reports: tuple[TrainReport, ...]
     states: Mapping[int, object] = field(default_factory=dict)
+    round_number: int = 0
 
 
 class Executor(Protocol[Handle]):

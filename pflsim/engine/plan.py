@@ -33,6 +33,7 @@ class RunPlan:
         absentees, stragglers: clients of each round's cohort; empty: none in any round.
         metrics: to compute over the examples of all clients together.
         recorded_rows: numbers of each client's test rows in the user's files; (): their scores are not recorded.
+        malicious: clients that attack, or would, and are not evaluated.
         clock: the virtual clock; None: there is none.
         save_best: a round that improves the validation score has a checkpoint.
         adapts: the reported model is adapted to each client's examples, so checkpoints store it.
@@ -52,6 +53,7 @@ class RunPlan:
     few: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     absentees: tuple[tuple[int, ...], ...] = ()
     stragglers: tuple[tuple[int, ...], ...] = ()
+    malicious: frozenset[int] = frozenset()
     clock: VirtualClock | None = None
     save_best: bool = False
     adapts: bool = False

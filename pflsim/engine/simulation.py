@@ -208,7 +208,8 @@ class Simulation(Generic[Handle]):
         plan = self.plan
         if not plan.is_due(round_number, plan.settings.eval.every):
             return ()
-        clients = evaluated(plan.settings.eval.clients, plan.meta.seed, plan.clients, cohort)
+        drawn = evaluated(plan.settings.eval.clients, plan.meta.seed, plan.clients, cohort)
+        clients = tuple(client for client in drawn if client not in plan.malicious)
         phase = plan.meta.reported_phase
         models: list[tuple[ModelKind, EvalPhase]] = [("personal", phase), ("global", "received")]
         if plan.settings.eval.received:

@@ -62,6 +62,7 @@ def _targets(settings: Settings) -> list[str]:
     components += [*(settings.method.get(side) or {} for side in SIDES), *variants_of(settings.model)]
     entries = [*settings.eval.metrics, *(settings.data["sources"] if settings.data.get(TARGET) == DOMAINS else ())]
     names = [name for entry in entries for name in ([entry] if isinstance(entry, str) else entry)]
+    names += [name for part in settings.uplink.get("parts", ()) for name in part]
     names += [settings.task.loss, settings.eval.primary, settings.optimizer.name]
     return [name for name in (*names, *(node.get(TARGET) for node in components)) if name and "." in name]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NotRequired, get_args
 
 from pflsim.display.formats import Choice
+from pflsim.participation import Participation
 from pflsim.records.evaluation import Evaluation, Measures, Scope, Stats, evaluation, grouped
 from pflsim.records.files import keys, write_atomically
 from pflsim.records.history import RoundMetrics, Traffic, finite, stalled_since, validation_scores
@@ -48,6 +49,8 @@ class RunMeta:
         precision: of convolutions and matrix products.
         loss: its name, if the task was found from the targets of a user's data.
         remedy: the settings that help if training diverges.
+        attack: name, fraction and malicious clients of an attack; None: every client is evaluated.
+        fraction, participation: how the clients of a round are drawn.
     """
 
     method: str
@@ -71,6 +74,9 @@ class RunMeta:
     precision: Precision = "ieee"
     loss: str = ""
     remedy: str = "a smaller lr"
+    fraction: float = 1.0
+    participation: Participation = Participation()
+    attack: Mapping[str, Any] | None = None
 
     def phase(self, model: ModelKind) -> EvalPhase:
         """Return the phase in which a model is reported; "received" for the global model, which no client trains."""
@@ -173,6 +179,7 @@ def to_dict(summary: Summary) -> dict[str, object]:
         "actor_restarts": summary.actor_restarts or None,
         "warnings": list(summary.warnings) or None,
         "newcomers": _newcomers(summary) if meta.newcomers else None,
+        "attack": meta.attack,
     }
     return {
         "complete": summary.complete,

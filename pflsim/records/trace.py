@@ -7,7 +7,7 @@
 
 Tensor names of messages: `weights/<state_dict key>`, `prototypes/means` [C, D] with `prototypes/counts` [C],
 `extra/<name>` and `numbers/<name>` (0-d float64). Header, as strings: method, round,
-client, and num_examples of replies.
+client, and num_examples of replies, and the size in bytes of those that are compressed.
 """
 
 import json
@@ -40,6 +40,8 @@ def write_trace(
         header: of the file.
     """
     tensors = tensors_of(content) if isinstance(content, Message) else content
+    if isinstance(content, Message) and content.size is not None:
+        header = {**header, "size": content.size}
     path = folder / "trace" / f"round_{round_number:04d}" / f"{name}.safetensors"
     write_tensors(path, tensors, {key: str(value) for key, value in {"round": round_number, **header}.items()})
     return path

@@ -8,10 +8,13 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from pflsim.attacks import Attackers
+from pflsim.errors import SettingsError
 from pflsim.fusion import ServerOptimizer
 from pflsim.fusion.server_optimizers import server_step
 from pflsim.messages import Message, Uplink
 from pflsim.params import UnitKind, dtype_of
+from pflsim.servers.aggregators import Aggregator
 from pflsim.types import Axis, ClientInfo, Matrix, Tensors, Unit
 
 State = TypeVar("State")
@@ -70,6 +73,9 @@ class ServerRule(ABC, Generic[State]):
     initial_round: bool = False
     """Whether all clients reply once before round 1, without training, and the rule fuses their replies."""
 
+    attackers: Attackers | None = None
+    """The malicious clients of the run."""
+
     def full_participation(self, round_number: int, rounds: int) -> bool:
         """Return whether all clients take part in this round, whatever `fraction` is. Must not depend on the state."""
         return False
@@ -120,6 +126,16 @@ class ServerRule(ABC, Generic[State]):
             uplinks: the replies, ordered by client id. Copy what the state keeps of their tensors (`snapshot`).
         """
 
+    def aggregated(self, state: State, uplinks: Sequence[Uplink], round_number: int) -> tuple[State, Sequence[Uplink]]:
+        """Return the state and the uplinks that a fusion gets: those of the run's aggregator, if it has one.
+
+        Args:
+            state: the state before the round.
+            uplinks: the replies, ordered by client id.
+            round_number: the round whose training they reply to; 0: they do not reply to training.
+        """
+        return state, uplinks
+
     def stepped(self, before: State, after: State) -> State:
         """Return the state after a fusion and the step of the run's server optimiser, if the rule takes one."""
         return after
@@ -157,10 +173,12 @@ class MeanState:
         weights: the global model.
         moments: of the server optimiser, by parameter and name, in float64; empty without one.
         steps: the number of its steps.
+        memory: of the aggregator.
     """
 
     weights: Tensors
     moments: Mapping[str, Tensors] = field(default_factory=dict, kw_only=True)
+    memory: Tensors = field(default_factory=dict, kw_only=True)
     steps: int = field(default=0, kw_only=True)
 
 
@@ -171,9 +189,33 @@ class MeanRule(GlobalModelRule[StateWithMoments]):
     """The run's server optimiser."""
     parameters: Collection[str] = ()
     """What it moves: the shared parameters. Other tensors, such as running statistics, are the mean."""
+    aggregator: Aggregator | None = None
+    """The run's aggregator; None: the rule takes a mean of its own."""
+
+    def aggregated(
+        self, state: StateWithMoments, uplinks: Sequence[Uplink], round_number: int
+    ) -> tuple[StateWithMoments, Sequence[Uplink]]:
+        """Return one uplink, whose weights are the model and the aggregate of the changes, and its client is -1.
+
+        Raises:
+            SettingsError: an uplink has more than weights, or other tensors than the model has.
+        """
+        if self.aggregator is None or not round_number or not uplinks:
+            return state, uplinks
+        known = {name: value.double() for name, value in state.weights.items()}
+        if not known or any(
+            up.prototypes or up.extra or up.numbers or up.weights.keys() != known.keys() for up in uplinks
+        ):
+            raise SettingsError("an aggregator needs clients that send weights, and nothing else; set aggregator=none")
+        changes = [{name: up.weights[name].double() - value for name, value in known.items()} for up in uplinks]
+        change, memory = self.aggregator(changes, state.memory)
+        weights = {name: (value + change[name]).to(state.weights[name].dtype) for name, value in known.items()}
+        one = Uplink(weights, client=-1, num_examples=sum(up.num_examples for up in uplinks))
+        return replace(state, memory=memory), [one]
 
     def stepped(self, before: StateWithMoments, after: StateWithMoments) -> StateWithMoments:
         """Move the model by the optimiser's step instead of to the mean; a fusion that keeps it makes no step."""
+        after = replace(after, memory=before.memory) if before.memory else after
         if self.optimizer.name == "none" or after.weights is before.weights:
             return after
         weights, moments, number = dict(after.weights), dict[str, Tensors](), before.steps + 1

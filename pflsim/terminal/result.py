@@ -20,7 +20,7 @@ from pflsim.records.environment import JOB
 from pflsim.records.folder import read_summary
 from pflsim.records.predictions import read_predictions
 from pflsim.records.summary import RunMeta, Summary, newcomer_results
-from pflsim.seeding import cohort
+from pflsim.seeding import past_cohort
 from pflsim.types import ModelKind
 
 
@@ -80,7 +80,9 @@ def result_lines(summary: Summary, folder: Path) -> Iterator[str]:
         if few := [f"{mean} {phase}" for phase, mean in means.items() if "_" in phase]:
             yield f"             {', '.join(few)}"
     n, rounds = meta.clients - meta.newcomers, [line for line in summary.history if line.round]
-    if rounds and (left := n - len({c for line in rounds for c in cohort(meta.seed, line.round, n, line.cohort / n)})):
+    how = n, meta.fraction, meta.participation
+    drawn = {client for line in rounds for client in past_cohort(line.cohort, meta.seed, line.round, *how)}
+    if rounds and (left := n - len(drawn)):
         yield f"not trained  {plural(left, 'client')}: drawn in no round"
     yield f"traffic      up {format_bytes(summary.traffic.up_bytes)}, down {format_bytes(summary.traffic.down_bytes)}"
     spent = sum(line.total_seconds for line in summary.history)

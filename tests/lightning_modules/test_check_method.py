@@ -138,6 +138,8 @@ def making(client: type[ClientModule], rule: ServerRule[Any] | None = None) -> M
         (checks.resumed_equals_straight, Remembers, None),
         (checks.newcomers_join, NeedsWeights, NothingForNewcomers()),
         (checks.batch_norm_works, SendsStatistics, None),
+        (checks.uplinks_can_be_transformed, Remembers, None),
+        (checks.uplinks_can_be_attacked_and_aggregated, Remembers, None),
         (checks.lockstep_equals_loop, Remembers, None),
         (checks.trainer_equals_loop, OtherOptimizer, None),
     ],

@@ -39,6 +39,7 @@ def made(folder: Path, *overrides: str) -> Run:
         ["method=pfedhn", "fraction=0.5", "seed=3"],
         ["method=fedfcd", "method.decision_fusion=false", "faults.straggler=0.5", "precision=bf16"],
         ["method=fedproto", "optimizer=adam", "optimizer.keep=true", "lr=0.01"],
+        ["method=ditto", "uplink=topk"],
     ],
     ids=" ".join,
 )

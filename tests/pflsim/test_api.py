@@ -19,6 +19,7 @@ from pflsim.config.components import resolve, target_of
 from pflsim.config.compose import Several, parse, sweep
 from pflsim.config.names import as_value
 from pflsim.errors import SettingsError
+from pflsim.participation import Participation
 from pflsim.seeding import cohort
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -109,6 +110,22 @@ def test_a_run_and_its_tables() -> None:
         pflsim.compare([])
     (again,) = pflsim.load("one")
     assert again.accuracy == run.accuracy and run.trusted and not again.trusted
+
+
+def test_drawn_participants_are_those_of_the_records(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each client alone with a probability: rounds may be empty, and the last round has all clients."""
+    settings: Any = {**SMALL, "rounds": 5, "fraction": 0.2, "method": "local", "progress": "plain"}
+    how: dict[str, Any] = {"sampling": "poisson", "last": "sampled"}
+    run = pflsim.run(**settings, participation=how, eval={"clients": "participants"}, seed=4, run_dir="one")
+    drawn = [cohort(4, t, 3, 0.2, Participation(**how)) for t in range(1, 6)]
+    assert [line.cohort for line in run.history] == [*map(len, drawn)] and () in drawn
+    assert [bool(line.evaluations) for line in run.history] == [*map(bool, drawn)]
+    left = {*range(3)}.difference(*drawn)
+    assert run.untrained(5) == left and (f"not trained  {len(left)} client" in capsys.readouterr().out) == bool(left)
+    run = pflsim.run(**settings, participation={**how, "last": "all"}, seed=4, run_dir="two")
+    assert [line.cohort for line in run.history] == [*map(len, drawn[:4]), 3] and not run.untrained(5)
+    with pytest.raises(SettingsError, match="participation.last=all"):
+        pflsim.resume("two", rounds=6)
 
 
 def test_clients_that_never_took_part_are_counted_apart() -> None:

@@ -261,6 +261,7 @@ MISTAKES = {
     "hydra.run.dir=x": "hydra.run.dir=x: ",
     "names.method=x": "names: no such setting",
     "method.client._target_=nowhere.Client": "method.client._target_=nowhere.Client: ",
+    "uplink=topk uplink.share=0": "uplink.share=0: expected a number greater than 0",
     "local_steps=1 local_epochs=1": "local_epochs=1 and local_steps=1",
     "fraction=0.01": "fraction=0.01",
     "--config-dir nowhere": "there is no such folder",

@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pflsim.errors import SettingsError
+from pflsim.participation import Participation
 from pflsim.seeding import cohort, cohort_size, evaluated, numpy_generator, seed_for, seeded_global, torch_generator
 
 
@@ -76,7 +78,8 @@ def test_cohort_is_a_sorted_draw_without_replacement(seed: int, t: int, clients:
     assert len(drawn) == size and abs(size - fraction * clients) <= 0.5 + 1e-9
     assert list(drawn) == sorted(set(drawn)) and set(drawn) <= set(range(clients))
     assert all(type(client) is int for client in drawn)
-    assert drawn == cohort(seed, t, clients, fraction)
+    expected = numpy_generator(seed, "cohort", round_number=t).choice(clients, size=size, replace=False)
+    assert drawn == (tuple(sorted(expected.tolist())) if size < clients else tuple(range(clients)))
 
 
 def test_half_is_rounded_up() -> None:
@@ -88,6 +91,26 @@ def test_rounds_and_seeds_differ_and_every_client_is_drawn() -> None:
     assert len(set(rounds)) > 50
     assert set().union(*rounds) == set(range(20))
     assert rounds != [cohort(1, t, 20, 0.25) for t in range(1, 60)]
+
+
+def test_poisson_sampling_draws_each_client_alone() -> None:
+    """Mean and variance over rounds are within four standard errors of those of a binomial distribution."""
+    n, q, t = 30, 0.1, 2000
+    rounds = [cohort(0, number, n, q, Participation("poisson")) for number in range(1, t + 1)]
+    sizes, var = np.array([*map(len, rounds)]), n * q * (1 - q)
+    assert abs(sizes.mean() - n * q) < 4 * np.sqrt(var / t) and abs(sizes.var() - var) < 4 * var * np.sqrt(2 / t)
+    counts, expected = np.bincount([c for drawn in rounds for c in drawn], minlength=n), q * t
+    assert len(counts) == n and (abs(counts - expected) < 4 * np.sqrt(expected)).all() and sizes.min() == 0
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+def test_groups_of_a_cycle_are_available_in_turn(sampling: Any) -> None:
+    how = Participation(sampling, cycle=4, cycle_rounds=2)
+    rounds = [cohort(3, t, 10, 1.0, how) for t in range(1, 17)]
+    assert rounds[0::2] == rounds[1::2] and rounds[:8] == rounds[8:] and sorted(sum(rounds[:8:2], ())) == [*range(10)]
+    assert sorted(map(len, rounds[:8:2])) == [2, 2, 3, 3]
+    some = [{*cohort(3, t, 10, 0.5, how)} for t in range(1, 17)]
+    assert all(drawn <= {*group} for drawn, group in zip(some, rounds, strict=True)) and some[:8] != some[8:]
 
 
 @given(st.integers(1, 3000))

@@ -17,6 +17,7 @@ from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.local import Local
 from lightning_modules.prepare import PreparedRun
 from lightning_modules.prototypes import class_means
+from pflsim.attacks import Alie, Attackers, RandomUpdate
 from pflsim.config.settings import Eval, Placement, Settings
 from pflsim.data.federated import Shard
 from pflsim.data.sets import drawn
@@ -26,11 +27,13 @@ from pflsim.engine.simulation import Simulation
 from pflsim.messages import Message, Uplink
 from pflsim.params import NOTHING
 from pflsim.records.predictions import PREDICTIONS
+from pflsim.servers.aggregators import CenteredClipping
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.local import Local as LocalServer
 from pflsim.tasks.metrics import metrics_of
 from pflsim.tasks.task import Task
+from pflsim.transforms.compression import Chain
 from ray_actors.executor import RayExecutor
 from ray_actors.layout import Layout, Node, lay_out
 from ray_actors.resources import ActorPool
@@ -48,10 +51,15 @@ def worlds() -> Iterator[World]:
     yield pfedcfr(training=TRAINING)
     last = world(FedAvg, FedAvgServer(), training=TRAINING, model=dropout_mlp, augment="crop_flip")
     shift = Shift((0, 1, 0, 1), (Noise(0.0, 3), Noise(0.3, 3)))
-    factory = replace(last.factory, metrics=metrics_of(("macro_f1", "ece"), Task("classification", 3)))
+    uplink = Chain(parts=[{"random_k": {"share": 0.5}}, {"quantize": {"bits": 4}}])
+    factory = replace(last.factory, uplink=uplink, metrics=metrics_of(("macro_f1", "ece"), Task("classification", 3)))
     rows = replace(last.partition, shift=shift)
     sets = drawn(Settings(clients=CLIENTS, eval=Eval(sets=[*SETS])), last.dataset, rows)
     yield replace(last, partition=replace(rows, sets=sets), factory=factory)
+    robust = world(FedAvg, server := FedAvgServer(), training=TRAINING)
+    server.aggregator, server.attackers = CenteredClipping(bound=0.1), Attackers(Alie(), frozenset({2}), 0, CLIENTS)
+    changing = Attackers(RandomUpdate(), frozenset({1, 3}), 0, CLIENTS)
+    yield replace(robust, factory=replace(robust.factory, attackers=changing))
 
 
 def outcome(executor: Any, folder: Path, sets: Sequence[str] = ()) -> tuple[Any, ...]:
@@ -62,6 +70,7 @@ def outcome(executor: Any, folder: Path, sets: Sequence[str] = ()) -> tuple[Any,
     traced = plan(
         CLIENTS, 3, splits=("test", "val"), eval_received=True, trace_rounds=(2,), recorded_rows=numbers, sets=sets
     )
+    traced = replace(traced, cohorts=(*traced.cohorts, ()))
     Simulation(executor, traced, folder, listener).run()
     traces = {name: data for name, data in files(folder).items() if name.startswith("trace")}
     assert len(traces) == 2 * CLIENTS + 1

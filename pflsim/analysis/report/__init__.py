@@ -43,5 +43,6 @@ def write_report(folders: Sequence[Path], out: Path | None = None, study: Path |
     from pflsim.analysis.report.page import page
 
     out = out or (folders[0] / NAME if len(folders) == 1 else Path(NAME))
+    out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, page(folders, study))
     return out

@@ -132,14 +132,15 @@ class Encoder:
         Raises:
             SettingsError: a column is missing, or has text in place of numbers.
         """
-        from pandas import DataFrame
+        from pandas import DataFrame, to_numeric
 
         check_columns("the table", frame, self.inputs)
         found: dict[str, Any] = {}
         for name in self.numbers:
             with reading(f"column {name!r}", "finite numbers"):
                 if (cells := numbers_of_cells(frame[name], self.missing)) is None:
-                    raise ValueError("there is text")
+                    unread = frame[name][to_numeric(frame[name], errors="coerce").isna() & frame[name].notna()]
+                    raise ValueError(f"there is text, such as {unread.iloc[0]!r}" if len(unread) else "there is text")
                 found[name] = cells
         for name in self.categories:
             found[name] = without(names_of_cells(frame[name]), self.missing)

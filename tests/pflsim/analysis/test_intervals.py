@@ -18,6 +18,7 @@ from sklearn.metrics import roc_auc_score
 
 import pflsim
 from pflsim import cli
+from pflsim.analysis.clients import client_intervals
 from pflsim.analysis.intervals import (
     POOLED,
     VARIANCES,
@@ -26,7 +27,7 @@ from pflsim.analysis.intervals import (
     random_effects,
     random_effects_mean,
 )  # fmt: skip
-from pflsim.analysis.runs import UNSCORED
+from pflsim.analysis.runs import UNSCORED, Run
 from pflsim.analysis.tables import means
 from pflsim.display.metrics import rounded
 from pflsim.records.predictions import PREDICTIONS
@@ -211,6 +212,19 @@ def test_clients_over_seeds(runs: Any) -> None:
     )
 
 
+def test_a_share_of_no_rows_in_a_seed_has_no_interval(runs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, (comparison,) = Run.estimates, pflsim.compare(runs, at="last")
+
+    def estimates(run: Run, metric: str, rows: Any) -> Any:
+        found = real(run, metric, rows)
+        return found.assign(n=np.nan, value=np.nan, why="none") if run.seed else found
+
+    before = client_intervals(comparison, metric="ppv")["FedAvg"]
+    monkeypatch.setattr(Run, "estimates", estimates)
+    after = client_intervals(comparison, metric="ppv")["FedAvg"]
+    assert before["low"].notna().any() and after[["low", "high"]].isna().all(axis=None) and {*after["why"]} == {"none"}
+
+
 @pytest.mark.parametrize("suffix", ["csv", "tex", "md", "txt"])
 def test_the_table_of_clients(suffix: str, runs: Any, tmp_path: Path) -> None:
     """A line per client; in text with the interval, or a letter for the reason why it has none."""
@@ -222,8 +236,8 @@ def test_the_table_of_clients(suffix: str, runs: Any, tmp_path: Path) -> None:
         return
     lines = {site: next(line for line in text.splitlines() if re.match(rf"\W*{site}\b.*\d", line)) for site in "abc"}
     assert re.search(r"0\.\d+ \[0\.\d+, 0\.\d+\]", lines["a"])
-    letters = [re.findall(r"\([a-z]\)", lines[site]) for site in "bc"]
-    assert letters[0] != letters[1] and all(text.count(letter) == 2 for own in letters for letter in own)
+    letters = [re.findall(r"\([a-z]\)", lines[site])[0] for site in "bc"]
+    assert letters[0] != letters[1] and all(text.count(letter) == 2 for letter in letters)
 
 
 def test_means_over_clients_and_over_all_rows(runs: Any) -> None:

@@ -40,6 +40,8 @@ CHOICES = {
     "on_nonfinite": ("abort", "drop", "keep"),
     "lockstep": (True, False, "auto"),
     "eval__clients": ("all", "participants"),
+    "participation__sampling": ("fixed", "poisson"),
+    "participation__last": ("sampled", "all"),
     "placement__device": ("auto", "cpu", "cuda"),
     "placement__strategy": ("pack", "spread"),
 }
@@ -80,6 +82,9 @@ def test_values_out_of_bounds(text: str) -> None:
     [
         ({"local_epochs": 1, "local_steps": 1}, "local_epochs=1 .*local_steps=1"),
         ({"fraction": 0.05, "eval__holdout_clients": 5}, "fraction=0.05 .* 5 clients"),
+        ({"participation__cycle": 11}, "participation.cycle=11 .* 10 clients"),
+        ({"participation__cycle": 5, "fraction": 0.2}, "fraction=0.2 .* 2 clients"),
+        ({"participation__cycle_rounds": 2}, "participation.cycle_rounds=2 .*participation.cycle"),
         ({"eval__clients": 6, "clients": 10, "eval__holdout_clients": 5}, "eval.clients=6: only 5 clients"),
         ({"eval__sets": ["others"], "eval__holdout_clients": 9}, "eval.sets=.others]: others needs"),
         ({"eval__sets": ["others"], "eval__severity": 2}, "eval.severity=2"),
