@@ -35,6 +35,7 @@ from pflsim.params import NET, NOTHING, Selector
 from pflsim.seeding import seeded_global
 from pflsim.servers.aggregators import Aggregator
 from pflsim.servers.base import MeanRule, ServerRule
+from pflsim.servers.privacy import ClientPrivacy, Privacy
 from pflsim.tasks.task import Task
 from pflsim.types import EvalPhase, ModelKind
 
@@ -283,23 +284,29 @@ def check_messages(
     rule: ServerRule[Any],
     attack: Attack | None,
     aggregator: Aggregator | None,
+    privacy: Privacy,
     settings: Settings,
 ) -> None:
-    """Check that the messages of a method can be attacked and aggregated.
+    """Check that the messages of a method can be attacked, aggregated and protected.
 
     Raises:
         SettingsError: they cannot.
     """
     method, colludes = f"method={component_name(settings, 'method')}", attack is not None and attack.colludes
     uses = {"attack": attack is not None and (attack.changes or colludes), "aggregator": aggregator is not None}
+    uses["privacy"] = isinstance(privacy, ClientPrivacy) and any(module.shared_parameters() for module in variants)
     for key in (key for key, used in uses.items() if used):
         what = f"{key}={component_name(settings, key)}"
         if not any(module.shared_parameters() for module in variants):
             raise SettingsError(f"{what} needs clients that send weights, and those of {method} send none")
         if any(module.shared_buffers() for module in variants):
             raise SettingsError(f"{what}: the model's running statistics are sent; set buffers=local or recalibrate")
-        if not isinstance(rule, MeanRule) and (key == "aggregator" or (attack and attack.needs_mean)):
+        if not isinstance(rule, MeanRule) and (key != "attack" or (attack and attack.needs_mean)):
             raise SettingsError(f"{what} needs a server that takes a mean, which that of {method} does not")
+        if key == "privacy" and aggregator is not None:
+            raise SettingsError(f"{what} and aggregator={component_name(settings, 'aggregator')}: choose one of them")
+        if key == "privacy" and (rule.initial_round or any(rule.surveys(t, settings.rounds) for t in (1, 2, 3))):
+            raise SettingsError(f"{what}: {method} has replies besides those to training, which are not protected")
         if key == "attack" and colludes and len(variants) > 1:
             raise SettingsError(f"{what} needs clients with the same model")
         if key == "attack" and colludes and (name := component_name(settings, "uplink")) != "none":

@@ -28,12 +28,14 @@ from pflsim.data.sets import drawn
 from pflsim.engine.clock import VirtualClock
 from pflsim.engine.plan import RunPlan
 from pflsim.errors import SettingsError, own_errors
+from pflsim.progress import doing
 from pflsim.records.evaluation import Measures
 from pflsim.records.saved_settings import fixed_settings
 from pflsim.records.summary import RunMeta
 from pflsim.seeding import cohort, sampled
 from pflsim.servers.aggregators import Aggregator, MakesAggregator
 from pflsim.servers.base import MeanRule, ServerRule
+from pflsim.servers.privacy import ClientPrivacy, MakesPrivacy, Release
 from pflsim.tasks.metrics import check_primary, measures_of, metrics_of
 from pflsim.tasks.task import LOSSES, task_of
 from pflsim.transforms.base import MakesTransform, Transform
@@ -66,6 +68,8 @@ def prepare(
     with own_errors("aggregator"):
         aggregator = bind(settings.aggregator, "aggregator", MakesAggregator)()
         aggregator = None if type(aggregator) is Aggregator else aggregator
+    with own_errors("privacy"):
+        privacy = bind(settings.privacy, "privacy", MakesPrivacy)()
     optimizer_class(settings.optimizer.name)  # refuses it before the data are loaded
     dataset, partition = load_federation(settings, kept)
     partition = replace(partition, sets=drawn(settings, dataset, partition))
@@ -111,6 +115,11 @@ def prepare(
         rule.attackers = factory.attackers if attack.colludes else None
         if isinstance(rule, MeanRule):
             rule.aggregator = aggregator
+            if isinstance(privacy, ClientPrivacy) and any(module.shared_parameters()):
+                settings = replace(settings, privacy={**settings.privacy, "noise": _noise(privacy, settings)})
+                expected = settings.fraction * settings.trained
+                how = settings.privacy["noise"], privacy.delta, settings.fraction
+                rule.privacy = Release(privacy.clip, *how, expected, settings.seed, privacy.adapt)
         federation = module.federation(sizes[: settings.trained])
         rule.init(federation)
     constants = frozenset[str]()
@@ -121,11 +130,11 @@ def prepare(
         for variant in variants:
             variant.constant_buffers = constants
         federation = module.federation(sizes[: settings.trained])
-    model_checks.check_messages(variants, rule, attack if factory.attackers else None, aggregator, settings)
+    model_checks.check_messages(variants, rule, attack if factory.attackers else None, aggregator, privacy, settings)
     if 0 in settings.trace.rounds and not rule.initial_round:
         raise SettingsError("trace.rounds contains 0, but this method has no initial round: rounds start at 1")
     digest, order = hashes(dataset, partition)
-    meta = _meta(settings, dataset, partition, digest, module, measures, factory.attackers)
+    meta = _meta(settings, dataset, partition, digest, module, measures, factory.attackers, rule)
     found = stacks(settings, method, module, factory.device, sizes[: len(federation.clients)])
     factory, warnings = model_checks.in_lockstep(replace(factory, stacks=found), variants, dataset, settings)
     if not factory.stacks:
@@ -142,6 +151,20 @@ def prepare(
     slow = precision_warnings(settings.precision, factory.device)
     warnings = (*dataset_warnings(dataset), *module.net.notes, *warnings, *doubts, *slow)
     return PreparedRun(settings, dataset, partition, factory, rule, federation, plan, meta, batches, warnings)
+
+
+def _noise(privacy: ClientPrivacy, settings: Settings) -> float:
+    """Return the noise multiplier of a run, for which the clients must be drawn as the accountant supposes."""
+    how, clients = settings.participation, settings.trained
+    if settings.fraction < 1 and how.sampling != "poisson":
+        raise SettingsError("privacy=client needs participation.sampling=poisson, or fraction=1")
+    for key, value in (("spread", 0), ("cycle", 1), ("last", "sampled")):
+        if (found := getattr(how, key)) != value:
+            raise SettingsError(f"participation.{key}={found}: privacy=client needs {value}")
+    if privacy.delta >= 1 / clients:
+        raise SettingsError(f"privacy.delta={privacy.delta:g}: expected below 1/N = {1 / clients:g}")
+    doing("calibrating the noise of privacy=client")
+    return privacy.calibrated(settings.fraction, settings.rounds)
 
 
 def _attackers(settings: Settings, attack: Attack, dataset: Dataset, partition: Partition) -> Attackers | None:
@@ -172,6 +195,7 @@ def _set_optimizer(rule: ServerRule[Any], module: ClientModule, settings: Settin
 def _meta(
     settings: Settings, dataset: Dataset, partition: Partition, digest: str, module: ClientModule, measures: Measures,
     attackers: Attackers | None,
+    rule: ServerRule[Any],
 ) -> RunMeta:  # fmt: skip
     names, data = record_names(settings), component_name(settings, "data")
     formats = "npz", "image_folder", "table", "text", "domains"  # which hold any data
@@ -202,6 +226,7 @@ def _meta(
         loss=f"{settings.task.loss or LOSSES[dataset.task]}{' of standardised targets' * standardised}"
         if settings.task.name == "auto" and own
         else "",
+        privacy=rule.privacy.about if isinstance(rule, MeanRule) and rule.privacy else None,
         attack=attackers
         and {
             "name": component_name(settings, "attack"),

@@ -52,7 +52,7 @@ IGNORED = (
 """Settings that two runs of one experiment may differ in: the seed, names and paths, the executor, its placement and
 the size of stacks (which change at most the last bits of a result), and what is recorded."""
 
-NEWER = ("uplink", "attack", "aggregator")
+NEWER = ("uplink", "attack", "aggregator", "privacy")
 """Components that runs of earlier versions do not have."""
 SCORED = ["round", "model", "phase", "client"]
 """The columns that match rows of per_client.csv with those of predictions.npz."""

@@ -114,7 +114,7 @@ def columns(comparison: Comparison) -> list[Column]:
     unit, scale = byte_unit(max(row.figures["bytes_total"].mean for row in comparison.rows))
     oracle = "\n(oracle)" * (comparison.choice == "best_test_oracle")
     undefined = any(row.figures["undefined"].mean for row in comparison.rows if "undefined" in row.figures)
-    target = comparison.target
+    private, target = any("epsilon" in row.figures for row in comparison.rows), comparison.target
     reaches, given, to = target is not None, bool(target and target.given), f"\nto {target and target.text}"
     virtual = [line.virtual_seconds is not None for run in comparison.runs for line in run.history]
     seconds = "virtual\nseconds" if all(virtual) else "seconds"
@@ -132,6 +132,7 @@ def columns(comparison: Comparison) -> list[Column]:
         Column("worst_decile", "worst\ndecile", "worst_decile", _spread),
         Column("best_decile", "", "best_decile", _spread),
         *(Column(name, in_text(name).replace(" ", "\n"), name, _spread) for name in comparison.metrics),
+        Column("epsilon", "ε" * private, "epsilon", lambda spread: rounded(spread.mean)),
         Column("bytes_until_round", f"{unit} until\nround", "bytes_until_round", size),
         Column("bytes_total", f"{unit}\nin all", "bytes_total", size),
         Column("rounds_to_target", f"rounds{to}" * reaches, "rounds_to_target", _span, True),

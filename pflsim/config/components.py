@@ -26,7 +26,7 @@ from pflsim.config.settings import Settings
 from pflsim.config.validate import checked, validator
 from pflsim.errors import SettingsError, own_errors
 
-COMPONENTS = ("method", "data", "shift", "partition", "split", "model", "uplink", "attack", "aggregator")
+COMPONENTS = ("method", "data", "shift", "partition", "split", "model", "uplink", "attack", "aggregator", "privacy")
 TARGET = "_target_"
 MISSING = "???"
 """OmegaConf's value of a setting that must be given."""

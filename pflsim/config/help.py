@@ -65,7 +65,7 @@ from pflsim.config.names import program, written
 from pflsim.config.settings import Settings
 
 GROUPS = (
-    *("method", "data", "shift", "partition", "split", "model", "uplink", "attack", "aggregator"),
+    *("method", "data", "shift", "partition", "split", "model", "uplink", "attack", "aggregator", "privacy"),
     *("task", "optimizer", "server_optimizer", "placement"),
 )
 """Groups in the order of the help; the others need a +."""

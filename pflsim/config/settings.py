@@ -255,6 +255,7 @@ class Settings:
     uplink: dict[str, Any] = field(default_factory=lambda: {"_target_": "pflsim.transforms.base.none"})
     attack: dict[str, Any] = field(default_factory=lambda: {"_target_": "pflsim.attacks.Attack", "fraction": 0.0})
     aggregator: dict[str, Any] = field(default_factory=lambda: {"_target_": "pflsim.servers.aggregators.none"})
+    privacy: dict[str, Any] = field(default_factory=lambda: {"_target_": "pflsim.servers.privacy.none"})
     names: dict[str, str] = field(default_factory=dict)
     """The option chosen for each group on the command line; filled in, for names and records only."""
     clients: Annotated[int, Ge(1), Le(1_000_000)] = 10

@@ -1,13 +1,17 @@
 """summary.json: the results of a run, computed from its settings, metrics.jsonl, and the results of newcomers."""
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NotRequired, get_args
 
 from pflsim.display.formats import Choice
+from pflsim.errors import SettingsError
 from pflsim.participation import Participation
+from pflsim.privacy import epsilon
 from pflsim.records.evaluation import Evaluation, Measures, Scope, Stats, evaluation, grouped
 from pflsim.records.files import keys, write_atomically
 from pflsim.records.history import RoundMetrics, Traffic, finite, stalled_since, validation_scores
@@ -50,6 +54,7 @@ class RunMeta:
         loss: its name, if the task was found from the targets of a user's data.
         remedy: the settings that help if training diverges.
         attack: name, fraction and malicious clients of an attack; None: every client is evaluated.
+        privacy: unit, delta, noise, clip and sampling of differential privacy; None: there is none.
         fraction, participation: how the clients of a round are drawn.
     """
 
@@ -77,6 +82,7 @@ class RunMeta:
     fraction: float = 1.0
     participation: Participation = Participation()
     attack: Mapping[str, Any] | None = None
+    privacy: Mapping[str, Any] | None = None
 
     def phase(self, model: ModelKind) -> EvalPhase:
         """Return the phase in which a model is reported; "received" for the global model, which no client trains."""
@@ -168,6 +174,20 @@ def chosen_round(history: Sequence[RoundMetrics], test: Scope, choice: Choice) -
     return max(scored, key=lambda line: line.evaluations[scope].score, default=None)
 
 
+def epsilon_of(about: Mapping[str, Any], rounds: int) -> float | None:
+    """Return ε of a run after so many rounds; None without noise, and if dp-accounting is not installed."""
+    with suppress(SettingsError):
+        found = epsilon(about["sampling"], about["noise"], about["delta"], rounds)
+        return found if math.isfinite(found) else None
+    return None
+
+
+def _privacy(summary: Summary) -> dict[str, Any] | None:
+    if (about := summary.meta.privacy) is None:
+        return None
+    return {**about, "rounds": summary.rounds, "epsilon": epsilon_of(about, summary.rounds)}
+
+
 def to_dict(summary: Summary) -> dict[str, object]:
     """Return the content of summary.json."""
     meta, reason = summary.meta, summary.stopped_early
@@ -180,6 +200,7 @@ def to_dict(summary: Summary) -> dict[str, object]:
         "warnings": list(summary.warnings) or None,
         "newcomers": _newcomers(summary) if meta.newcomers else None,
         "attack": meta.attack,
+        "privacy": _privacy(summary),
     }
     return {
         "complete": summary.complete,

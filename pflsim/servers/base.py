@@ -15,6 +15,7 @@ from pflsim.fusion.server_optimizers import server_step
 from pflsim.messages import Message, Uplink
 from pflsim.params import UnitKind, dtype_of
 from pflsim.servers.aggregators import Aggregator
+from pflsim.servers.privacy import Release
 from pflsim.types import Axis, ClientInfo, Matrix, Tensors, Unit
 
 State = TypeVar("State")
@@ -191,6 +192,8 @@ class MeanRule(GlobalModelRule[StateWithMoments]):
     """What it moves: the shared parameters. Other tensors, such as running statistics, are the mean."""
     aggregator: Aggregator | None = None
     """The run's aggregator; None: the rule takes a mean of its own."""
+    privacy: Release | None = None
+    """The differential privacy of the run's clients; None: there is none."""
 
     def aggregated(
         self, state: StateWithMoments, uplinks: Sequence[Uplink], round_number: int
@@ -200,17 +203,23 @@ class MeanRule(GlobalModelRule[StateWithMoments]):
         Raises:
             SettingsError: an uplink has more than weights, or other tensors than the model has.
         """
-        if self.aggregator is None or not round_number or not uplinks:
+        if not (self.privacy or self.aggregator) or not round_number or not (uplinks or self.privacy):
             return state, uplinks
         known = {name: value.double() for name, value in state.weights.items()}
         if not known or any(
             up.prototypes or up.extra or up.numbers or up.weights.keys() != known.keys() for up in uplinks
         ):
-            raise SettingsError("an aggregator needs clients that send weights, and nothing else; set aggregator=none")
+            which = "privacy=client" if self.privacy else "an aggregator"
+            raise SettingsError(f"{which} needs clients that send weights, and nothing else; leave it out")
         changes = [{name: up.weights[name].double() - value for name, value in known.items()} for up in uplinks]
-        change, memory = self.aggregator(changes, state.memory)
+        if self.privacy:
+            shapes = {name: value.shape for name, value in known.items()}
+            change, memory = self.privacy(changes, shapes, state.memory, round_number)
+        else:
+            assert self.aggregator is not None
+            change, memory = self.aggregator(changes, state.memory)
         weights = {name: (value + change[name]).to(state.weights[name].dtype) for name, value in known.items()}
-        one = Uplink(weights, client=-1, num_examples=sum(up.num_examples for up in uplinks))
+        one = Uplink(weights, client=-1, num_examples=max(1, sum(up.num_examples for up in uplinks)))
         return replace(state, memory=memory), [one]
 
     def stepped(self, before: StateWithMoments, after: StateWithMoments) -> StateWithMoments:
