@@ -17,10 +17,10 @@ from pflsim.analysis.differences import client_values
 from pflsim.analysis.groups import Group
 from pflsim.analysis.headings import edges_of
 from pflsim.analysis.report.structure import client_name
-from pflsim.analysis.runs import Run, find_runs, read_run, run_settings
+from pflsim.analysis.runs import NEWER, Run, find_runs, read_run, run_settings
 from pflsim.analysis.tables import numbers
 from pflsim.analysis.verdict import MAX_NAMES
-from pflsim.config.components import COMPONENTS
+from pflsim.config.components import COMPONENTS, TARGET
 from pflsim.config.names import listed, started_as, written
 from pflsim.config.settings import Settings, dotted
 from pflsim.display.formats import plural
@@ -40,12 +40,16 @@ def settings_table(groups: Sequence[Group]) -> list[tuple[str, list[str], bool]]
     then the others.
     """
     default = {**dotted({k: v for k, v in asdict(Settings()).items() if k not in COMPONENTS}), "local_epochs": 1}
-    each = [run_settings(group.runs[0]) for group in groups]
+    runs = [group.runs[0] for group in groups]
+    each = [*map(run_settings, runs)]
     rows = []
     for key in dict.fromkeys(key for found in each for key in found):
         values = [written(found[key]) if found.get(key) not in (None, []) else "" for found in each]
         differ = len(set(values)) > 1
-        own = key.partition(".")[0] in COMPONENTS or key in ALWAYS
+        part = key.partition(".")[0]
+        if part in NEWER and all(run.config[part].get(TARGET) == getattr(Settings(), part)[TARGET] for run in runs):
+            continue  # no run uses it
+        own = part in COMPONENTS or key in ALWAYS
         if any(values) and "_target_" not in key and (differ or own or values[0] != written(default.get(key))):
             rows.append((key, values, differ))
     return sorted(rows, key=lambda line: (not line[2], line[0] not in COMPONENTS))
