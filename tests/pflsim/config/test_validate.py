@@ -70,7 +70,10 @@ def test_every_setting_of_every_component_is_checked(component: str) -> None:
         node = {key: value for key, value in node.items() if "${" not in str(value)}
         known = settings_of(targets_of(node, component), component, node)
         required = {key: parameter.annotation for key, parameter in known.items() if parameter.default == MISSING}
-        node = {key: [[1]] if "list" in str(kind) else 1 for key, kind in required.items()} | node
+        given = {
+            key: [[1]] if "list" in str(kind) else 0.5 if "Lt(" in str(kind) else 1 for key, kind in required.items()
+        }
+        node = given | node
         for name, parameter in known.items():
             if (value := invalid(parameter.annotation)) is not None:
                 with pytest.raises(SettingsError, match=f"{component}.{name}="):
