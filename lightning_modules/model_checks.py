@@ -35,6 +35,7 @@ from pflsim.params import NET, NOTHING, Selector
 from pflsim.seeding import seeded_global
 from pflsim.servers.aggregators import Aggregator
 from pflsim.servers.base import MeanRule, ServerRule
+from pflsim.servers.local import Local
 from pflsim.servers.privacy import ClientPrivacy, Privacy
 from pflsim.tasks.task import Task
 from pflsim.types import EvalPhase, ModelKind
@@ -294,7 +295,8 @@ def check_messages(
     """
     method, colludes = f"method={component_name(settings, 'method')}", attack is not None and attack.colludes
     uses = {"attack": attack is not None and (attack.changes or colludes), "aggregator": aggregator is not None}
-    uses["privacy"] = isinstance(privacy, ClientPrivacy) and any(module.shared_parameters() for module in variants)
+    uses["privacy"] = isinstance(privacy, ClientPrivacy) and not isinstance(rule, Local)  # which sends nothing
+    rounds = range(1, settings.rounds + 1)
     for key in (key for key, used in uses.items() if used):
         what = f"{key}={component_name(settings, key)}"
         if not any(module.shared_parameters() for module in variants):
@@ -305,8 +307,10 @@ def check_messages(
             raise SettingsError(f"{what} needs a server that takes a mean, which that of {method} does not")
         if key == "privacy" and aggregator is not None:
             raise SettingsError(f"{what} and aggregator={component_name(settings, 'aggregator')}: choose one of them")
-        if key == "privacy" and (rule.initial_round or any(rule.surveys(t, settings.rounds) for t in (1, 2, 3))):
+        if key == "privacy" and (rule.initial_round or any(rule.surveys(t, settings.rounds) for t in rounds)):
             raise SettingsError(f"{what}: {method} has replies besides those to training, which are not protected")
+        if key == "privacy" and any(rule.full_participation(t, settings.rounds) for t in rounds):
+            raise SettingsError(f"{what}: all clients take part in rounds of {method}, whatever fraction is")
         if key == "attack" and colludes and len(variants) > 1:
             raise SettingsError(f"{what} needs clients with the same model")
         if key == "attack" and colludes and (name := component_name(settings, "uplink")) != "none":

@@ -112,6 +112,7 @@ def test_no_noise_and_no_clipping_is_the_mean(tmp_path: Path) -> None:
         (["method=feddbe"], "method=feddbe"),
         (["method=fedamp"], "privacy=client"),
         (["method=scaffold"], "privacy=client"),
+        (["method=fedproto"], "privacy=client .* method=fedproto"),
         (["model=cnn_bn", "model.kernel=3", "model.padding=1"], "buffers=local"),
     ],
 )
