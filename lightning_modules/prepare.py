@@ -11,13 +11,14 @@ from lightning_modules.hosts.base_executor import PreparedRun
 from lightning_modules.hosts.client_factory import ClientFactory, MakesClient, MakesNet, MakesRule
 from lightning_modules.hosts.devices import client_device, precision_warnings, torch_threads
 from lightning_modules.lockstep.stacks import groups, new_stack_size, stacks
+from lightning_modules.message_parts import MessageParts
 from lightning_modules.nets.adjust import Adjustments
 from lightning_modules.nets.own import bind_models
 from lightning_modules.optimizers import optimizer_class
 from lightning_modules.training import Training
 from lightning_modules.trial import try_clients
-from pflsim.attacks import Attack, Attackers, MakesAttack
-from pflsim.config.components import TARGET, bind, bind_method, component_name
+from pflsim.attacks import Attackers
+from pflsim.config.components import TARGET, bind_method, component_name
 from pflsim.config.settings import Settings
 from pflsim.data.content import hashes
 from pflsim.data.dataset import Dataset, dataset_warnings
@@ -28,17 +29,13 @@ from pflsim.data.sets import drawn
 from pflsim.engine.clock import VirtualClock
 from pflsim.engine.plan import RunPlan
 from pflsim.errors import SettingsError, own_errors
-from pflsim.progress import doing
 from pflsim.records.evaluation import Measures
 from pflsim.records.saved_settings import fixed_settings
 from pflsim.records.summary import RunMeta
 from pflsim.seeding import cohort, sampled
-from pflsim.servers.aggregators import Aggregator, MakesAggregator
 from pflsim.servers.base import MeanRule, ServerRule
-from pflsim.servers.privacy import ClientPrivacy, MakesPrivacy, Release
 from pflsim.tasks.metrics import check_primary, measures_of, metrics_of
 from pflsim.tasks.task import LOSSES, task_of
-from pflsim.transforms.base import MakesTransform, Transform
 from pflsim.types import Split
 
 MOST_SAVED = 200
@@ -61,15 +58,7 @@ def prepare(
     """
     make_client, make_rule = bind_method(settings.method, client_kind=MakesClient, server_kind=MakesRule)
     models = bind_models(settings, kind=MakesNet)
-    with own_errors("uplink"):
-        uplink = bind(settings.uplink, "uplink", MakesTransform)()
-    with own_errors("attack"):
-        attack = bind(settings.attack, "attack", MakesAttack)()
-    with own_errors("aggregator"):
-        aggregator = bind(settings.aggregator, "aggregator", MakesAggregator)()
-        aggregator = None if type(aggregator) is Aggregator else aggregator
-    with own_errors("privacy"):
-        privacy = bind(settings.privacy, "privacy", MakesPrivacy)()
+    parts = MessageParts.of(settings)
     optimizer_class(settings.optimizer.name)  # refuses it before the data are loaded
     dataset, partition = load_federation(settings, kept)
     partition = replace(partition, sets=drawn(settings, dataset, partition))
@@ -93,8 +82,8 @@ def prepare(
         augment=settings.augment,
         metrics=metrics,
         on_nonfinite=settings.on_nonfinite,
-        uplink=None if type(uplink) is Transform else uplink,
-        attackers=_attackers(settings, attack, dataset, partition),
+        uplink=parts.uplink,
+        attackers=parts.attackers(settings, dataset, partition),
     )
     with torch_threads(factory.threads):
         variants = model_checks.build_variants(factory, dataset, settings)
@@ -112,14 +101,7 @@ def prepare(
     with own_errors(f"the server rule of {method}"):
         rule: ServerRule[Any] = make_rule()
         _set_optimizer(rule, module, settings)
-        rule.attackers = factory.attackers if attack.colludes else None
-        if isinstance(rule, MeanRule):
-            rule.aggregator = aggregator
-            if isinstance(privacy, ClientPrivacy) and any(module.shared_parameters()):
-                settings = replace(settings, privacy={**settings.privacy, "noise": _noise(privacy, settings)})
-                expected = settings.fraction * settings.trained
-                how = settings.privacy["noise"], privacy.delta, settings.fraction
-                rule.privacy = Release(privacy.clip, *how, expected, settings.seed, privacy.adapt)
+        settings = parts.give(rule, module, factory.attackers, settings)
         federation = module.federation(sizes[: settings.trained])
         rule.init(federation)
     constants = frozenset[str]()
@@ -130,7 +112,8 @@ def prepare(
         for variant in variants:
             variant.constant_buffers = constants
         federation = module.federation(sizes[: settings.trained])
-    model_checks.check_messages(variants, rule, attack if factory.attackers else None, aggregator, privacy, settings)
+    attack = parts.attack if factory.attackers else None
+    model_checks.check_messages(variants, rule, attack, parts.aggregator, parts.privacy, settings)
     if 0 in settings.trace.rounds and not rule.initial_round:
         raise SettingsError("trace.rounds contains 0, but this method has no initial round: rounds start at 1")
     digest, order = hashes(dataset, partition)
@@ -151,35 +134,6 @@ def prepare(
     slow = precision_warnings(settings.precision, factory.device)
     warnings = (*dataset_warnings(dataset), *module.net.notes, *warnings, *doubts, *slow)
     return PreparedRun(settings, dataset, partition, factory, rule, federation, plan, meta, batches, warnings)
-
-
-def _noise(privacy: ClientPrivacy, settings: Settings) -> float:
-    """Return the noise multiplier of a run, for which the clients must be drawn as the accountant supposes."""
-    how, clients = settings.participation, settings.trained
-    if settings.fraction < 1 and how.sampling != "poisson":
-        raise SettingsError("privacy=client needs participation.sampling=poisson, or fraction=1")
-    for key, value in (("spread", 0), ("cycle", 1), ("last", "sampled")):
-        if (found := getattr(how, key)) != value:
-            raise SettingsError(f"participation.{key}={found}: privacy=client needs {value}")
-    if privacy.delta >= 1 / clients:
-        raise SettingsError(f"privacy.delta={privacy.delta:g}: expected below 1/N = {1 / clients:g}")
-    doing("calibrating the noise of privacy=client")
-    return privacy.calibrated(settings.fraction, settings.rounds)
-
-
-def _attackers(settings: Settings, attack: Attack, dataset: Dataset, partition: Partition) -> Attackers | None:
-    """Return the malicious clients; None if there are none."""
-    clients = attack.attackers(settings.seed, settings.trained)
-    if not clients:
-        return None
-    name = f"attack={component_name(settings, 'attack')}"
-    if attack.predicts_classes and dataset.task != "classification":
-        raise SettingsError(f"{name} changes labels, and there are none: the task is {dataset.task}")
-    cohort = max(1, round(settings.fraction * settings.trained))
-    found = Attackers(attack, frozenset(clients), settings.seed, cohort)
-    with own_errors(name):
-        found.poisoned(shard(dataset, partition, clients[0]))
-    return found
 
 
 def _set_optimizer(rule: ServerRule[Any], module: ClientModule, settings: Settings) -> None:
