@@ -107,6 +107,9 @@ class ClientModule(LightningModule):
     """Whether clients may be stacked and trained together. Requires that every objective is a function of the batch,
     the parameters and the buffers only, without control flow on their values, and that `receive` and `before_training`
     store everything in parameters and buffers."""
+    private_steps: bool = False
+    """Whether local training uses the client's examples only through the gradients of objectives on a batch, so that
+    privacy=example protects them. A class sets it for itself, and not for its subclasses."""
     extra_on_cpu: ClassVar[bool] = False
     """Whether the `extra` tensors of a downlink stay on the CPU, for messages too large for the device."""
 
@@ -425,11 +428,14 @@ class ClientModule(LightningModule):
         # clone: a term may be a parameter, which the step changes
         return {name: in_float32(value.detach()).clone() for name, value in terms.items()}
 
-    def optimise(self, batch: Batch, step: Step) -> Terms:
-        """Take one optimiser step on a batch and return the loss terms before it."""
+    def optimise(self, batch: Batch, step: Step, compute: Callable[..., Terms] | None = None) -> Terms:
+        """Take one optimiser step on a batch and return the loss terms before it.
+
+        `compute` takes the place of `compute_gradients`.
+        """
         step.optimizer.zero_grad()
         with self.autocast():
-            terms = self.compute_gradients(batch, step.phase, step.parameters)
+            terms = (compute or self.compute_gradients)(batch, step.phase, step.parameters)
         for parameter, mask in step.masks:
             if parameter.grad is not None:
                 parameter.grad.mul_(mask)

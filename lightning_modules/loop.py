@@ -1,7 +1,7 @@
 """The training loop. Batches are index slices of tensors in memory."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -30,8 +30,7 @@ def epoch_orders(
     per_epoch = -(-used // batch_size)
     if not per_epoch:
         return
-    limits = stage.steps, None if stage.epochs is None else stage.epochs * per_epoch
-    planned = min(limit for limit in limits if limit is not None)
+    planned = stage.batches(per_epoch)
     trained = math.ceil(work * planned)
     for first in range(0, planned, per_epoch):
         order = torch.randperm(n, generator=generator)
@@ -40,7 +39,11 @@ def epoch_orders(
 
 
 def train(
-    module: ClientModule, examples: Examples, generator: torch.Generator, work: float = 1.0
+    module: ClientModule,
+    examples: Examples,
+    generator: torch.Generator,
+    work: float = 1.0,
+    train_stage: Callable[..., Iterator[list[Terms]]] | None = None,
 ) -> tuple[int, dict[str, float]]:
     """Train a module for one round on a client's training examples.
 
@@ -49,6 +52,7 @@ def train(
         examples: on the module's device.
         generator: draws the order of the examples.
         work: train only this share of each stage's mini-batches, in (0, 1].
+        train_stage: takes the steps of a stage, see `lightning_modules.private_steps`; None: those of its mini-batches.
 
     Returns:
         The number of mini-batches, and the mean over them of each named loss term.
@@ -58,7 +62,7 @@ def train(
     counts: dict[str, int] = {}
     trained = 0
     for stage in module.stages():
-        for steps in _train_stage(module, stage, examples, generator, work):
+        for steps in (train_stage or _train_stage)(module, stage, examples, generator, work):
             for name, value in (item for terms in steps for item in terms.items()):
                 sums[name] = sums[name] + value if name in sums else value.clone()
                 counts[name] = counts.get(name, 0) + 1

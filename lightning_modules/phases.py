@@ -86,6 +86,11 @@ class Stage:
     epochs: int | None
     steps: int | None
 
+    def batches(self, per_epoch: int) -> int:
+        """Return the number of mini-batches of the stage, of which an epoch has so many."""
+        limits = self.steps, None if self.epochs is None else self.epochs * per_epoch
+        return min(limit for limit in limits if limit is not None)
+
 
 def stages(schedule: Schedule, training: Training) -> tuple[Stage, ...]:
     """Return the stages of a schedule, with the run's length where the schedule gives none."""

@@ -15,6 +15,7 @@ from lightning_modules.message_parts import MessageParts
 from lightning_modules.nets.adjust import Adjustments
 from lightning_modules.nets.own import bind_models
 from lightning_modules.optimizers import optimizer_class
+from lightning_modules.private_steps import private_steps
 from lightning_modules.training import Training
 from lightning_modules.trial import try_clients
 from pflsim.attacks import Attackers
@@ -104,6 +105,9 @@ def prepare(
         settings = parts.give(rule, module, factory.attackers, settings)
         federation = module.federation(sizes[: settings.trained])
         rule.init(federation)
+    cohorts = _cohorts(settings, rule)
+    private, settings = private_steps(parts.privacy, variants, sizes[: settings.trained], cohorts, settings)
+    factory = replace(factory, private_steps=private)
     constants = frozenset[str]()
     if trial and torch.get_default_dtype() == torch.float32:  # as in every run; the examples are float32
         constants = try_clients(factory, (dataset, partition), (rule, federation), settings)
@@ -117,13 +121,12 @@ def prepare(
     if 0 in settings.trace.rounds and not rule.initial_round:
         raise SettingsError("trace.rounds contains 0, but this method has no initial round: rounds start at 1")
     digest, order = hashes(dataset, partition)
-    meta = _meta(settings, dataset, partition, digest, module, measures, factory.attackers, rule)
-    found = stacks(settings, method, module, factory.device, sizes[: len(federation.clients)])
+    meta = _meta(settings, dataset, partition, digest, module, measures, factory, rule)
+    found = () if private else stacks(settings, method, module, factory.device, sizes[: len(federation.clients)])
     factory, warnings = model_checks.in_lockstep(replace(factory, stacks=found), variants, dataset, settings)
     if not factory.stacks:
         settings = replace(settings, lockstep_clients=given)
-    trained, attackers = len(federation.clients), factory.attackers
-    local, plan = factory.training, _plan(settings, partition, module, meta, rule, trained, attackers)
+    local, plan = factory.training, _plan(settings, partition, module, meta, rule, cohorts, factory.attackers)
     factory = replace(factory, groups=groups(settings, factory.stacks, len(models)))
     recorded = recorded_rows(settings.tracking.predictions, dataset, partition)
     header, best = {**plan.header, "order_of_examples": order}, settings.checkpoint.best
@@ -148,9 +151,10 @@ def _set_optimizer(rule: ServerRule[Any], module: ClientModule, settings: Settin
 
 def _meta(
     settings: Settings, dataset: Dataset, partition: Partition, digest: str, module: ClientModule, measures: Measures,
-    attackers: Attackers | None,
-    rule: ServerRule[Any],
+    factory: ClientFactory, rule: ServerRule[Any],
 ) -> RunMeta:  # fmt: skip
+    attackers, release = factory.attackers, rule.privacy if isinstance(rule, MeanRule) else None
+    private = factory.private_steps or release
     names, data = record_names(settings), component_name(settings, "data")
     formats = "npz", "image_folder", "table", "text", "domains"  # which hold any data
     trained = settings.trained
@@ -180,7 +184,7 @@ def _meta(
         loss=f"{settings.task.loss or LOSSES[dataset.task]}{' of standardised targets' * standardised}"
         if settings.task.name == "auto" and own
         else "",
-        privacy=rule.privacy.about if isinstance(rule, MeanRule) and rule.privacy else None,
+        privacy=private.about if private else None,
         attack=attackers
         and {
             "name": component_name(settings, "attack"),
@@ -193,28 +197,33 @@ def _meta(
     )
 
 
+def _cohorts(settings: Settings, rule: ServerRule[Any]) -> tuple[tuple[int, ...], ...]:
+    """Draw the clients of each round."""
+    clients, rounds, how = settings.trained, settings.rounds, settings.participation
+    return tuple(
+        tuple(range(clients))
+        if rule.full_participation(t, rounds) or (t == rounds and how.last == "all")
+        else cohort(settings.seed, t, clients, settings.fraction, how)
+        for t in range(1, rounds + 1)
+    )
+
+
 def _plan(
     settings: Settings,
     partition: Partition,
     module: ClientModule,
     meta: RunMeta,
     rule: ServerRule[Any],
-    clients: int,
+    cohorts: tuple[tuple[int, ...], ...],
     attackers: Attackers | None,
 ) -> RunPlan:
+    clients, rounds = settings.trained, settings.rounds
     splits: tuple[Split, ...] = ("test", "val") if any(map(len, partition.val)) else ("test",)
     patience, best, chosen = settings.stop.patience, settings.checkpoint.best, settings.eval.sensitivity
     needs = f"stop.patience={patience}" if patience else "checkpoint.best=true" if best is True else ""
     needs = f"eval.threshold={settings.eval.threshold}" if chosen else needs
     if needs and not any(map(len, partition.val[:clients])):
         raise SettingsError(f"{needs} needs validation examples, and no client has any: set split.validation above 0")
-    rounds, how, every = settings.rounds, settings.participation, tuple(range(clients))
-    cohorts = tuple(
-        every
-        if rule.full_participation(t, rounds) or (t == rounds and how.last == "all")
-        else cohort(settings.seed, t, clients, settings.fraction, how)
-        for t in range(1, rounds + 1)
-    )
 
     def faults(kind: str, p: float) -> tuple[tuple[int, ...], ...]:  # of each round; empty if faults are off
         numbered = enumerate(cohorts, start=1)

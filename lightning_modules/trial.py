@@ -71,6 +71,7 @@ def try_clients(
         f"precision={training.precision}": {"training": replace(training, precision="ieee")},
         f"{method} with {model}": {"client": ClientModule},
     }
+    others = {f"privacy={component_name(settings, 'privacy')}": {"private_steps": None}, **others}
     others = {f"uplink={component_name(settings, 'uplink')}": {"uplink": None}, **others}
     culprit = model
     for part, change in reversed(others.items()):  # the first one counts

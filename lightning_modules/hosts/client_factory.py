@@ -12,6 +12,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from lightning_modules.base import ClientModule
 from lightning_modules.nets.adjust import Adjustments
 from lightning_modules.nets.net import Net
+from lightning_modules.private_steps import PrivateSteps
 from lightning_modules.torch_defaults import default_dtype
 from lightning_modules.training import Training
 from pflsim.attacks import Attackers
@@ -74,6 +75,7 @@ class ClientFactory:
         constants: buffers that do not travel, see `ClientModule.shared_buffers`.
         uplink: what happens to the weights that clients send after local training; None: nothing.
         attackers: the malicious clients; None: there are none.
+        private_steps: how clients train with privacy=example; None: as they do without it.
         on_nonfinite: what happens if a client's losses or uplink are not finite: abort, drop or keep.
     """
 
@@ -97,6 +99,7 @@ class ClientFactory:
     constants: frozenset[str] = frozenset()
     uplink: Transform | None = None
     attackers: Attackers | None = None
+    private_steps: PrivateSteps | None = None
 
     def with_gpus(self, gpus: float) -> ClientFactory:
         """Return the factory for a host with this share of a GPU; 0 means that the host computes on the CPU."""

@@ -181,7 +181,8 @@ class ClientHost:
         with self._client(task, client, "train") as own:
             self._receive(own, downlink)
             examples, work = self._augmented(own.train, task, client), task.work.get(client, 1.0)
-            reply = self._replied(own, *train(self.module, examples, self._order(task, client), work))
+            private = self.factory.private_steps and self.factory.private_steps.of(client, task.round_number)
+            reply = self._replied(own, *train(self.module, examples, self._order(task, client), work, private))
         seconds = time.perf_counter() - start
         return replace(reply, report=replace(reply.report, seconds=seconds, gpu_bytes=self._gpu_bytes()))
 

@@ -36,11 +36,13 @@ class APFL(ClientModule):
     """
 
     lockstep = True
+    private_steps = True
     alpha: Tensor
 
     def __init__(self, net: Net, training: Training, *, alpha: Probability = 0.5, adaptive: bool = True):
         super().__init__(net, training)
         self.personal, self.adaptive = deepcopy(net), adaptive
+        self.private_steps = not adaptive  # the gradient by α is that of all examples
         self.register_buffer("alpha", torch.tensor(float(alpha)))
 
     def schedule(self) -> Schedule:

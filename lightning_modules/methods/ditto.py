@@ -30,6 +30,7 @@ class Ditto(ClientModule):
     """
 
     lockstep = True
+    private_steps = True
 
     def __init__(self, net: Net, training: Training, *, lam: float = 1.0):
         super().__init__(net, training)

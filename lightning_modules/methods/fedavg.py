@@ -10,4 +10,5 @@ class FedAvg(ClientModule):
     """
 
     lockstep = True
+    private_steps = True
     reported_model = "global"

@@ -28,6 +28,7 @@ class FedBABU(ClientModule):
     """
 
     lockstep = True
+    private_steps = True
     shared = BODY
     equal_start = HEAD
     reported_phase = "received"

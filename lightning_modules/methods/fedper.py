@@ -19,6 +19,7 @@ class FedPer(ClientModule):
     """
 
     lockstep = True
+    private_steps = True
 
     def __init__(self, net: Net, training: Training, *, base: Threshold = "body"):
         super().__init__(net, training)

@@ -19,6 +19,7 @@ class FedProx(ClientModule):
     """
 
     lockstep = True
+    private_steps = True
     reported_model = "global"
 
     def __init__(self, net: Net, training: Training, *, mu: float = 0.001):

@@ -24,6 +24,7 @@ class FedRep(ClientModule):
     """
 
     lockstep = True
+    private_steps = True
     shared = BODY
 
     def __init__(self, net: Net, training: Training, *, head_epochs: Count = 10, body_epochs: Count | None = None):

@@ -28,6 +28,7 @@ class FFALoRA(ClientModule):
     """
 
     lockstep = True
+    private_steps = True
     reported_model = "global"
 
     def __init__(self, net: Net, training: Training, *, head: Literal["shared", "frozen"] = "shared"):

@@ -11,5 +11,6 @@ class LGFedAvg(ClientModule):
     """
 
     lockstep = True
+    private_steps = True
     reported_phase = "received"
     shared = HEAD

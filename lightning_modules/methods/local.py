@@ -8,4 +8,5 @@ class Local(ClientModule):
     """Trains by plain SGD on the client's own data; nothing is sent or received."""
 
     lockstep = True
+    private_steps = True
     shared = NOTHING

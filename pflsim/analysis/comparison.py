@@ -20,7 +20,6 @@ from pflsim.errors import SettingsError
 from pflsim.progress import counted
 from pflsim.records.evaluation import Scope
 from pflsim.records.history import RoundMetrics, Traffic
-from pflsim.records.summary import epsilon_of
 from pflsim.types import ModelKind
 
 STATS = ("mean", "weighted_mean", "worst_decile", "median", "best_decile", "std")
@@ -59,7 +58,7 @@ class Row:
         figures: values by name; a figure that a run lacks is left out. The figures are
 
             - `STATS`, `undefined` and `metrics`: the primary metric over clients, and means over clients;
-            - `epsilon`: ε of differential privacy up to that round;
+            - `epsilon`: ε of differential privacy up to that round; of examples, the largest of a client;
             - `round`; `up`, `down`, `bytes_until_round`, `seconds`: bytes that all clients sent, received, and both,
               and seconds of the rounds (of the virtual clock, if the run has one), up to that round;
             - `up_total`, `down_total`, `bytes_total`, `seconds_total`: of the whole run, with its start;
@@ -122,8 +121,8 @@ def row(group: Group, choice: Choice, target: Target | None = None, model: Model
             own |= {name: found_now.metrics[name].mean for name in metrics}
             own |= _bytes(line.traffic_total, "up", "down", "bytes_until_round")
             own["seconds"] = seconds(run, line)
-            if (about := run.summary.get("privacy")) and (value := epsilon_of(about, line.round)) is not None:
-                own["epsilon"] = value
+            if (spent := run.epsilon(line.round)) is not None:
+                own["epsilon"] = spent
         if hit := target and target.first(run):
             own |= {"rounds_to_target": hit.round, "seconds_to_target": seconds(run, hit)}
             own |= _bytes(hit.traffic_total, "up_to_target", "down_to_target", "bytes_to_target")

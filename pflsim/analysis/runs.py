@@ -26,11 +26,11 @@ from pflsim.records.environment import read_environment, read_sessions
 from pflsim.records.evaluation import Evaluation, Scope, evaluation
 from pflsim.records.files import FORM, keys, read_json, valid
 from pflsim.records.folder import CONFIG, report_death
-from pflsim.records.history import RoundMetrics, Traffic, read_history, to_line
+from pflsim.records.history import RoundMetrics, Traffic, read_history, rounds_drawn, to_line
 from pflsim.records.older_settings import saved_config
 from pflsim.records.per_client import COLUMNS, PER_CLIENT
 from pflsim.records.predictions import PREDICTIONS, read_predictions
-from pflsim.records.summary import SummaryFile, chosen_round
+from pflsim.records.summary import SummaryFile, chosen_round, epsilons
 from pflsim.seeding import past_cohort
 from pflsim.types import SPLITS, EvalPhase, EvalRow, ModelKind, Split
 
@@ -272,8 +272,7 @@ class Run:
 
     def untrained(self, until: int) -> set[int]:
         """Return the clients that have not taken part in a round up to this one, because of `fraction` or faults."""
-        clients = self.config["clients"] - Eval(holdout_clients=run_settings(self)["eval.holdout_clients"]).newcomers
-        how = self.config.get("fraction", 1.0), Participation(**self.config.get("participation", {}))
+        clients, *how = self._participation
         absent = self._clients.query("fault not in ('', 'straggler')").groupby("round")["client"].agg(set).to_dict()
         never = set(range(clients))
         for line in self.history:
@@ -281,6 +280,19 @@ class Run:
                 drawn = past_cohort(line.cohort, self.seed, line.round, clients, *how)
                 never -= {*drawn} - absent.get(line.round, set())
         return never
+
+    @property
+    def _participation(self) -> tuple[int, float, Participation]:
+        """The number of clients that train, and how those of a round are drawn."""
+        clients = self.config["clients"] - Eval(holdout_clients=run_settings(self)["eval.holdout_clients"]).newcomers
+        return clients, self.config.get("fraction", 1.0), Participation(**self.config.get("participation", {}))
+
+    def epsilon(self, until: int) -> float | None:
+        """Return ε of differential privacy up to a round, the largest of all clients; None if there is none to show."""
+        lines = (line for line in self.history if line.round <= until)
+        about = self.summary.get("privacy")
+        found = epsilons(about, until, rounds_drawn(lines, self.seed, *self._participation)) if about else []
+        return max(found, default=None)
 
     def metrics(self) -> DataFrame:
         """Return a row per round with the values of metrics.jsonl by dotted key."""
@@ -521,6 +533,8 @@ def settings_by_key(config: Mapping[str, Any], names: Mapping[str, str]) -> dict
     found: dict[str, Any] = {part: names[part] for part in COMPONENTS} | dotted(default) | dotted(config)
     if found["local_epochs"] is None and found["local_steps"] is None:
         found["local_epochs"] = 1
+    if isinstance(found.get("privacy.noise"), list):  # that of each client follows from privacy.epsilon
+        found["privacy.noise"] = None
     return {key: value for key, value in found.items() if not any(f"{key}.".startswith(f"{name}.") for name in IGNORED)}
 
 

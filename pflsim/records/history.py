@@ -2,13 +2,16 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NotRequired, cast, get_args
 
+from pflsim.participation import Participation
 from pflsim.records.evaluation import Evaluation, Measures, Scope, evaluations_by_scope, mean_losses
 from pflsim.records.files import keys, valid
+from pflsim.seeding import past_cohort
 from pflsim.types import EvalPhase, Fault, ModelKind, RoundRecord, Split, Traffic
 
 METRICS = "metrics.jsonl"
@@ -82,6 +85,14 @@ def round_metrics(record: RoundRecord, earlier: Traffic, measures: Measures | No
         drift={"mean": sum(drift) / len(drift), "max": max(drift)} if drift else {},
         virtual_seconds=record.virtual_seconds,
     )
+
+
+def rounds_drawn(
+    history: Iterable[RoundMetrics], seed: int, clients: int, fraction: float, how: Participation
+) -> Counter[int]:
+    """Return the number of rounds in which each client was drawn, those in which it dropped out included."""
+    each = (past_cohort(line.cohort, seed, line.round, clients, fraction, how) for line in history if line.round)
+    return Counter(client for cohort in each for client in cohort)
 
 
 Scopes = Mapping[ModelKind, Mapping[Split, Mapping[EvalPhase, Mapping[str, Any]]]]

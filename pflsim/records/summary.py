@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -14,7 +15,7 @@ from pflsim.participation import Participation
 from pflsim.privacy import epsilon
 from pflsim.records.evaluation import Evaluation, Measures, Scope, Stats, evaluation, grouped
 from pflsim.records.files import keys, write_atomically
-from pflsim.records.history import RoundMetrics, Traffic, finite, stalled_since, validation_scores
+from pflsim.records.history import RoundMetrics, Traffic, finite, rounds_drawn, stalled_since, validation_scores
 from pflsim.types import SPLITS, EvalPhase, EvalRow, ModelKind, NewcomerRecord, Precision, Split, TaskName
 
 SummaryFile = keys({
@@ -54,7 +55,8 @@ class RunMeta:
         loss: its name, if the task was found from the targets of a user's data.
         remedy: the settings that help if training diverges.
         attack: name, fraction and malicious clients of an attack; None: every client is evaluated.
-        privacy: unit, delta, noise, clip and sampling of differential privacy; None: there is none.
+        privacy: unit, delta, noise, clip and sampling of differential privacy; None: there is none. If examples are
+            the unit, noise and sampling are lists with a value for each client, and so are its steps per round.
         fraction, participation: how the clients of a round are drawn.
     """
 
@@ -153,6 +155,13 @@ class Summary:
         return f"no better mean validation {primary} than in round {best} (stop.patience={patience})"
 
     @property
+    def drawn(self) -> Counter[int]:
+        """The number of rounds in which each client that trains was drawn; those that never were are left out."""
+        meta = self.meta
+        how = meta.seed, meta.clients - meta.newcomers, meta.fraction, meta.participation
+        return rounds_drawn(self.history, *how)
+
+    @property
     def traffic(self) -> Traffic:
         """The traffic of all rounds."""
         return self.history[-1].traffic_total if self.history else Traffic()
@@ -174,18 +183,33 @@ def chosen_round(history: Sequence[RoundMetrics], test: Scope, choice: Choice) -
     return max(scored, key=lambda line: line.evaluations[scope].score, default=None)
 
 
-def epsilon_of(about: Mapping[str, Any], rounds: int) -> float | None:
-    """Return ε of a run after so many rounds; None without noise, and if dp-accounting is not installed."""
+def epsilons(about: Mapping[str, Any], rounds: int, drawn: Mapping[int, int]) -> list[float]:
+    """Return ε of a run so far; of examples, that of each client. [] without noise, or without dp-accounting.
+
+    Args:
+        about: `RunMeta.privacy`.
+        rounds: so many.
+        drawn: in how many of them each client was drawn.
+    """
+    if about["unit"] == "client":
+        each = [(about["sampling"], about["noise"], rounds)]
+    else:
+        steps = (drawn.get(client, 0) * own for client, own in enumerate(about["steps"]))
+        each = zip(about["sampling"], about["noise"], steps, strict=True)
     with suppress(SettingsError):
-        found = epsilon(about["sampling"], about["noise"], about["delta"], rounds)
-        return found if math.isfinite(found) else None
-    return None
+        found = [epsilon(sampling, noise, about["delta"], number) for sampling, noise, number in each]
+        return found if all(map(math.isfinite, found)) else []
+    return []
 
 
 def _privacy(summary: Summary) -> dict[str, Any] | None:
     if (about := summary.meta.privacy) is None:
         return None
-    return {**about, "rounds": summary.rounds, "epsilon": epsilon_of(about, summary.rounds)}
+    found: Any = epsilons(about, summary.rounds, summary.drawn) or None
+    if found:
+        each = {"max": max(found), "mean": sum(found) / len(found), "clients": found}
+        found = each if about["unit"] == "example" else found[0]
+    return {**about, "rounds": summary.rounds, "epsilon": found}
 
 
 def to_dict(summary: Summary) -> dict[str, object]:

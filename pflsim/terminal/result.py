@@ -19,8 +19,7 @@ from pflsim.display.identity import identity
 from pflsim.records.environment import JOB
 from pflsim.records.folder import read_summary
 from pflsim.records.predictions import read_predictions
-from pflsim.records.summary import RunMeta, Summary, epsilon_of, newcomer_results
-from pflsim.seeding import past_cohort
+from pflsim.records.summary import RunMeta, Summary, epsilons, newcomer_results
 from pflsim.types import ModelKind
 
 
@@ -80,12 +79,11 @@ def result_lines(summary: Summary, folder: Path) -> Iterator[str]:
         if few := [f"{mean} {phase}" for phase, mean in means.items() if "_" in phase]:
             yield f"             {', '.join(few)}"
     n, rounds = meta.clients - meta.newcomers, [line for line in summary.history if line.round]
-    how = n, meta.fraction, meta.participation
-    drawn = {client for line in rounds for client in past_cohort(line.cohort, meta.seed, line.round, *how)}
-    if rounds and (left := n - len(drawn)):
+    if rounds and (left := n - len(summary.drawn)):
         yield f"not trained  {plural(left, 'client')}: drawn in no round"
-    if meta.privacy and (value := epsilon_of(meta.privacy, summary.rounds)) is not None:
-        yield f"privacy      ε = {value:.4g} per {meta.privacy['unit']} at δ = {meta.privacy['delta']:g}"
+    if meta.privacy and (found := epsilons(meta.privacy, summary.rounds, summary.drawn)):
+        most = " of the client with the largest" * (len(found) > 1)
+        yield f"privacy      ε = {max(found):.4g} per {meta.privacy['unit']}{most} at δ = {meta.privacy['delta']:g}"
     yield f"traffic      up {format_bytes(summary.traffic.up_bytes)}, down {format_bytes(summary.traffic.down_bytes)}"
     spent = sum(line.total_seconds for line in summary.history)
     each = f", {format_seconds(spent / len(summary.history))} per round" if summary.history else ""

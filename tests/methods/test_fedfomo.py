@@ -152,9 +152,9 @@ def test_previous_is_where_the_last_local_training_began(baseline: str, monkeypa
     begun: dict[int, dict[str, torch.Tensor]] = {}
     real = client_host.train
 
-    def watched(module: FedFomo, examples: Any, order: Any, work: float) -> Any:
+    def watched(module: FedFomo, examples: Any, order: Any, work: float, steps: Any) -> Any:
         begun[next(i for i, s in executor.host.shards.items() if s.train is examples)] = own(module)
-        return real(module, examples, order, work)
+        return real(module, examples, order, work, steps)
 
     monkeypatch.setattr(client_host, "train", watched)
     w = fomo(partial(FedFomo, baseline=baseline), models=10, training=Training(lr=0.2, batch_size=4))
