@@ -68,6 +68,7 @@ SIZES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("cnn", "cnn_bn", "mnist_cnn", "cifar10_cnn"), {**CNN, "hidden": 6}),
     **dict.fromkeys(("lenet", "lenet_bn"), {**CNN, "hidden": [6, 5]}),
     "client": {"delta": 0.01},
+    "example": {"delta": 0.001},
     "pfedpm_cnn": {"hidden_channels": 3, "channels": 2, "kernel": 3, "padding": 1, "hidden": 5},
     "label_lognormal": {"smallest": 4, "largest": 20, "median": 10.0},
     "n_way_k_shot": {"n": 2, "k": 5},

@@ -366,6 +366,23 @@ def uplinks_can_be_attacked_and_aggregated(make: Make) -> None:
         raise Skipped("; ".join(refused))
 
 
+def steps_can_be_private(make: Make) -> None:
+    """Steps can be private (privacy=example): without the gradients, clients end alike on other examples."""
+    settings = "privacy=example", "privacy.delta=1e-4", "privacy.noise=0", "privacy.clip=1e-12"
+    try:
+        made = make(*settings)
+    except SettingsError as error:
+        raise Skipped(str(error)) from error
+    other = replace(made.dataset, x=made.dataset.x[::-1].copy(), y=made.dataset.y[::-1].copy())
+    executors = inline(made), inline(replace(made, dataset=other))
+    for executor in executors:
+        rounds(executor, (1, 2))
+    for client, state in states(executors[0]).items():
+        for name, value in states(executors[1])[client].items():
+            alike = torch.allclose(value.double(), state[name].double(), rtol=0, atol=1e-6)
+            require(alike, f"client {client}, {name} depends on the examples; leave private_steps out")
+
+
 def lockstep_equals_loop(make: Make) -> None:
     """Clients that train in lockstep end as they do one by one, up to rounding."""
     if not make().factory.build().lockstep:
@@ -427,6 +444,7 @@ CHECKS = (
     batch_norm_works,
     uplinks_can_be_transformed,
     uplinks_can_be_attacked_and_aggregated,
+    steps_can_be_private,
     lockstep_equals_loop,
     trainer_equals_loop,
 )

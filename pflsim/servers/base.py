@@ -222,6 +222,13 @@ class MeanRule(GlobalModelRule[StateWithMoments]):
         one = Uplink(weights, client=-1, num_examples=max(1, sum(up.num_examples for up in uplinks)))
         return replace(state, memory=memory), [one]
 
+    def diagnostics(self, state: StateWithMoments) -> Sequence[Matrix]:
+        """Return the clip norm of the next round, [1, 1], with `privacy.adapt`."""
+        if self.privacy is None or "clip" not in state.memory:
+            return ()
+        value = state.memory["clip"].float().reshape(1, 1).numpy()
+        return (Matrix("clip_norm", "Clip norm of privacy=client", Axis("server"), Axis("clip norm"), value),)
+
     def stepped(self, before: StateWithMoments, after: StateWithMoments) -> StateWithMoments:
         """Move the model by the optimiser's step instead of to the mean; a fusion that keeps it makes no step."""
         after = replace(after, memory=before.memory) if before.memory else after
