@@ -127,7 +127,8 @@ class NoisySteps:
                 for total, gradient in zip(totals, gradients, strict=True):
                     total += torch.tensordot(scales, gradient, 1)
                 for name, value in terms.items():
-                    sums[name] = sums.get(name, 0) + in_float32(value).sum()
+                    total = in_float32(value).sum()
+                    sums[name] = sums[name] + total if name in sums else total
         for parameter, total in zip(parameters, totals, strict=True):
             parameter.grad = total / module.training_settings.batch_size
         return {name: total / len(targets) for name, total in sums.items()}

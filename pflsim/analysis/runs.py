@@ -272,12 +272,12 @@ class Run:
 
     def untrained(self, until: int) -> set[int]:
         """Return the clients that have not taken part in a round up to this one, because of `fraction` or faults."""
-        clients, *how = self._participation
+        how = self._participation
         absent = self._clients.query("fault not in ('', 'straggler')").groupby("round")["client"].agg(set).to_dict()
-        never = set(range(clients))
+        never = set(range(how[0]))
         for line in self.history:
             if 0 < line.round <= until and never:
-                drawn = past_cohort(line.cohort, self.seed, line.round, clients, *how)
+                drawn = past_cohort(line.cohort, self.seed, line.round, *how)
                 never -= {*drawn} - absent.get(line.round, set())
         return never
 
