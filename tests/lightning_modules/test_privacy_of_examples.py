@@ -140,6 +140,13 @@ def test_a_run_is_a_function_of_its_seed() -> None:
     assert not made.factory.stacks
 
 
+def test_every_client_and_round_has_noise_of_its_own() -> None:
+    steps = run_prepared().factory.private_steps
+    draws = [torch.randn(9, generator=steps.of(*one).generator) for one in ((0, 1), (1, 1), (0, 2), (0, 1))]
+    assert torch.equal(draws[0], draws[3])
+    assert len({tuple(draw.tolist()) for draw in draws}) == 3
+
+
 def test_steps_of_all_phases_are_counted() -> None:
     """FedRep: 3 epochs of the head, and 7 steps of the body; Ditto: two steps for every batch."""
     rep = run_prepared("method=fedrep", "method.head_epochs=3", "local_steps=7").factory.private_steps
