@@ -11,6 +11,7 @@ from scipy.stats import chi2
 import pflsim
 from pflsim.errors import SettingsError
 from pflsim.privacy import epsilon
+from pflsim.servers.fedavg import FedAvg
 from pflsim.servers.privacy import Release
 
 pytest.importorskip("dp_accounting")
@@ -120,3 +121,17 @@ def test_refusals(settings: list[str], named: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=named):
         run(tmp_path / "run", settings)
     assert not (tmp_path / "run").exists()
+
+
+class Everyone(FedAvg):
+    """Ignores `fraction`, so that ε of sampled clients would be too low."""
+
+    def full_participation(self, round_number: int, rounds: int) -> bool:
+        return round_number == rounds
+
+
+def test_rounds_of_all_clients_are_refused(tmp_path: Path) -> None:
+    method = {"client": "lightning_modules.methods.fedavg.FedAvg", "server": Everyone}
+    with pytest.raises(SettingsError, match="privacy=client.*fraction"):
+        run(tmp_path / "run", method=method)
+    assert run(tmp_path / "run", method=method, privacy="none").complete
