@@ -377,11 +377,11 @@ def compare(
             has no results on the set.
     """
     from pflsim.analysis.comparison import compare_sets
-    from pflsim.analysis.runs import judged_on
+    from pflsim.analysis.runs import judged
     from pflsim.analysis.tables import Comparisons
 
-    judged = (judged_on(run, set) for run in _runs(runs))
-    return Comparisons(compare_sets(judged, reference, choice=cast(Any, at), target=target, target_on=target_on))
+    each = judged(_runs(runs), set)
+    return Comparisons(compare_sets(each, reference, choice=cast(Any, at), target=target, target_on=target_on))
 
 
 def figures(
@@ -418,10 +418,10 @@ def figures(
     """
     from pflsim.analysis.comparison import compare_sets
     from pflsim.analysis.figures import all_figures
-    from pflsim.analysis.runs import judged_on
+    from pflsim.analysis.runs import judged
 
-    judged = (judged_on(run, set) for run in _runs(runs))
-    compared = compare_sets(judged, reference, choice=cast(Any, at), target=target, target_on=target_on)
+    each = judged(_runs(runs), set)
+    compared = compare_sets(each, reference, choice=cast(Any, at), target=target, target_on=target_on)
     return {name: figure for name, (figure, _) in all_figures(compared, style, only, against).items()}
 
 

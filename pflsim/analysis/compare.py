@@ -63,12 +63,12 @@ def how(options: argparse.Namespace) -> dict[str, Any]:
 def execute(options: argparse.Namespace) -> None:
     """Compare runs: accuracy over seeds, traffic, and paired differences between clients."""
     from pflsim.analysis.comparison import compare_sets
-    from pflsim.analysis.runs import find_runs, judged_on, read_run
+    from pflsim.analysis.runs import find_runs, judged, read_run
     from pflsim.analysis.tables import format_of, render
 
     kind = options.format or format_of(options.out)
     folders = counted("reading runs", find_runs(options.runs))
-    runs = (judged_on(read_run(folder), options.set) for folder in folders)
+    runs = judged(map(read_run, folders), options.set)
     found = compare_sets(runs, options.reference, **how(options))
     if len(found) > 1:
         print(f"these runs have {len(found)} sets of examples or ways of evaluation: a table each", file=sys.stderr)
