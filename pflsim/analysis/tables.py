@@ -258,6 +258,7 @@ def clients_table(comparison: Comparison) -> Table:
     values = comparison.runs[0].partition.get("values", ("", "1"))
     notes = [
         f"{in_text(comparison.primary)} with its 95% interval, on the test rows of each client"
+        + f" in the set {comparison.runs[0].on}" * (comparison.runs[0].on != "test")
         + "; figures of several seeds are means over them" * (comparison.seeds > 1 and "seed" not in first),
         "train, test: numbers of rows; validation rows are in neither"
         + f"; positives: share of {values[-1]} in all rows" * ("positives" in first),
