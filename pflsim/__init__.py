@@ -425,19 +425,27 @@ def figures(
     return {name: figure for name, (figure, _) in all_figures(compared, style, only, against).items()}
 
 
-def report(runs: str | Path | Run | Iterable[Run], out: str | Path | None = None) -> Path:
+def report(
+    runs: str | Path | Run | Iterable[Run],
+    out: str | Path | None = None,
+    *,
+    target: float | str | None = None,
+    target_on: Literal["test", "val"] = "test",
+) -> Path:
     """Write an HTML report and return its path.
 
     Args:
         runs: the runs, or their folder.
         out: the file; default: report.html in the folder of a single run, else in the current folder.
+        target, target_on: see `compare`; the curves have a line at the target.
 
     Raises:
-        SettingsError: the file cannot be written.
+        SettingsError: the file cannot be written, or the target is wrong.
     """
     from pflsim.analysis.report import write_report
 
-    return write_report([run.folder for run in _runs(runs)], None if out is None else Path(out))
+    folders = [run.folder for run in _runs(runs)]
+    return write_report(folders, None if out is None else Path(out), target=target, target_on=target_on)
 
 
 def _runs(given: Any) -> list[Run]:

@@ -44,6 +44,11 @@ def of_groups(add: Add) -> None:
     add("--at", choices=["best_val", "last", "best_test_oracle"], help=at)
     default = "local, else fedavg; of settings of one method, the best"
     add("--reference", metavar="LABEL", help=f"label or method to compare with; default: {default}")
+    target_options(add)
+
+
+def target_options(add: Add) -> None:
+    """Add the mean to reach."""
     what = (
         "mean to reach, as a number or as a share of the reference's, e.g. 95%%; default: the best that all runs reach"
     )

@@ -136,6 +136,24 @@ def test_the_answer_compares_with_local(page: str) -> None:
     assert re.findall(r'<use href="#k-square" x="([\d.]+)%" [^>]*class="k clear"', line)
 
 
+def test_a_target_has_a_line_in_the_curves_and_its_cost_in_the_table(tmp_path: Path) -> None:
+    """Local reaches 0.5 in rounds 2 and 3 of its seeds, FedAvg in one of its seeds only."""
+    histories = {("local", 0): (2, 5, 6), ("local", 1): (2, 4, 6), ("fedavg", 0): (5, 6, 6), ("fedavg", 1): (1, 2, 3)}
+    for (method, seed), rights_of in histories.items():
+        rounds = [[(right, 10), (right, 10)] for right in rights_of]
+        make_run(tmp_path / f"{method}-{seed}", rounds, method=method, seed=seed)
+    given, plain = report(tmp_path / "*-*", "--target", "0.5"), report(tmp_path / "*-*")
+    heads = re.findall(r"<button[^>]*>([^<]*to 0.5)</button>", given)
+    assert heads[0] == "rounds to 0.5" and not re.search(r"<button[^>]*>[^<]*to 0", plain)
+    local, fedavg = (row(given, name, ALL)[-len(heads) - 1 :] for name in ("Local", "FedAvg"))
+    assert "2–3" in local and fedavg.count("1 of 2") == len(heads)
+    learning = given[given.index('id="learning"') :]
+    assert learning.count('class="goal"') == 2 and 'class="goal"' not in plain
+    ticks = re.findall(r'x1="([\d.]+)" x2="\1" y1="90" y2="100"', learning)
+    assert sorted(map(float, ticks)) == [0, 50, 100]
+    assert main(["report", str(tmp_path), "--target", "101%"]) == 2
+
+
 def test_named_clients_are_in_the_order_of_the_columns(tmp_path: Path) -> None:
     """They are the same in every seed: each is a column, with its mean over the seeds."""
     runs = {"local": (9, 3, 6), "ditto": (8, 4, 6), "ifca": (8, 4, 5)}
