@@ -233,7 +233,10 @@ def where(comparison: Comparison) -> list[Table]:
         return _spread(Spread(tuple(found))) if len(found) == len(row.group.runs) else NONE
 
     cells = tuple((row.label, *(cell(row, name) for name in names)) for row in rows)
-    headers = ({"test": "own\ntest rows", "triggered": "attack\nsuccess", **NEW}.get(name, name.replace("_", "\n")) for name in names)
+    headers = (
+        {"test": "own\ntest rows", "triggered": "attack\nsuccess", **NEW}.get(name, name.replace("_", "\n"))
+        for name in names
+    )
     notes = [f"{in_text(primary)}: mean over clients and seeds; round: {CHOSEN[comparison.choice]}"]
     notes += ["new clients: on their own test rows, after the last round"] * (names[-1] in NEW)
     return [Table("Where the models are judged", ("method", *headers), cells, tuple(notes))]

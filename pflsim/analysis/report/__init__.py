@@ -35,9 +35,7 @@ def execute(options: argparse.Namespace) -> None:
     print(f"report       {write_report(folders, out or (study / NAME if study else None), study, **target)}")
 
 
-def write_report(
-    folders: Sequence[Path], out: Path | None = None, study: Path | None = None, **target: Any
-) -> Path:
+def write_report(folders: Sequence[Path], out: Path | None = None, study: Path | None = None, **target: Any) -> Path:
     """Write a report on runs and return its path.
 
     Args:

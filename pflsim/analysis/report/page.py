@@ -22,7 +22,20 @@ from pflsim.analysis.report.charts import Benchmark, overall
 from pflsim.analysis.report.details import Study, read_study
 from pflsim.analysis.report.grid import MAX_GROUPS, grid_of
 from pflsim.analysis.runs import Run, read_run
-from pflsim.analysis.tables import as_csv, columns, drawn, has_means, means, numbers, records, remarks, span, tables, target_notes, where
+from pflsim.analysis.tables import (
+    as_csv,
+    columns,
+    drawn,
+    has_means,
+    means,
+    numbers,
+    records,
+    remarks,
+    span,
+    tables,
+    target_notes,
+    where,
+)
 from pflsim.analysis.targets import undisturbed
 from pflsim.analysis.verdict import over_benchmarks, winners
 from pflsim.config.names import listed, written
@@ -61,7 +74,9 @@ def page(folders: Sequence[Path], study: Path | None = None, **target: Any) -> s
     used = {run.folder for group in groups for run in (*group.runs, *group.left_out)}
     out = [_why(folder, run) for folder, run in read if not run or run.folder not in used]
     timed = undisturbed(run for _, run in read if run)
-    return _render([_benchmark(c, target) for c in sets], out, study and read_study(study), count=len(folders), timed=timed)
+    return _render(
+        [_benchmark(c, target) for c in sets], out, study and read_study(study), count=len(folders), timed=timed
+    )
 
 
 def _why(folder: Path, run: Run | None) -> tuple[str, str]:

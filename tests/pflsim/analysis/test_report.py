@@ -328,6 +328,16 @@ def test_of_a_grid_the_best_by_validation_are_shown(grid: str) -> None:
     assert "<dt>momentum</dt><dd>0.5</dd>" in grid
 
 
+def test_conditions_of_an_experiment_are_no_settings_to_choose_from(tmp_path: Path) -> None:
+    """The best learning rate of every method by validation is shown for each attack, which nobody chooses."""
+    for n, (method, attack, lr) in enumerate(product(("local", "fedavg"), ("none", "alie", "ipm"), (0.1, 0.2))):
+        counts = [[(n // 2 + 5 * (lr < 0.2), 20)] * 3]
+        make_run(tmp_path / f"{n:02}", counts, val=counts, method=method, names={"attack": attack}, lr=lr)
+    page, names = report(tmp_path / "*"), product(("Local", "FedAvg"), ("none", "alie", "ipm"))
+    shown = {name: row(page, f"{name[0]} attack={name[1]}")[-1] for name in names}
+    assert [*shown.values()] == [f"{(n + 5) / 20:.3f}" for n in range(6)] and 'id="sweep"' in page
+
+
 def test_a_grid_has_a_cell_for_every_setting(grid: str) -> None:
     table = re.findall(r"<table.*?</table>", grid[grid.index('id="sweep"') :], re.DOTALL)[0]
     cells = re.findall(r'<td class="num heat( best)?" style="--shade:(\d+)%">([\d.]+)<br><small>([\d.]+)', table)
