@@ -437,7 +437,8 @@ def report(
     Args:
         runs: the runs, or their folder.
         out: the file; default: report.html in the folder of a single run, else in the current folder.
-        target, target_on: see `compare`; the curves have a line at the target.
+        target: see `compare`; the curves have a line at it.
+        target_on: see `compare`.
 
     Raises:
         SettingsError: the file cannot be written, or the target is wrong.
