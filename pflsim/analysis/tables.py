@@ -238,6 +238,7 @@ def where(comparison: Comparison) -> list[Table]:
         for name in names
     )
     notes = [f"{in_text(primary)}: mean over clients and seeds; round: {CHOSEN[comparison.choice]}"]
+    notes += ["attack success: share of rows with the backdoor's square that get its label"] * ("triggered" in names)
     notes += ["new clients: on their own test rows, after the last round"] * (names[-1] in NEW)
     return [Table("Where the models are judged", ("method", *headers), cells, tuple(notes))]
 
