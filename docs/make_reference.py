@@ -1,16 +1,20 @@
 """Writes docs/reference.md, the table of all settings and components: `make docs`.
 
-Everything on the page comes from dataclasses, signatures, docstrings and YAML files.
+Everything on the page comes from dataclasses, signatures, docstrings and YAML files, and from docs/refusals.json, for
+which new methods are tried as by `check-method`; `python docs/make_reference.py --refusals` tries all, in minutes.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import re
+import sys
 from collections import ChainMap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -22,6 +26,14 @@ from pflsim.config.settings import Settings
 from pflsim.tasks.task import LOSSES
 
 PAGE = Path(__file__).with_name("reference.md")
+REFUSALS = Path(__file__).with_name("refusals.json")
+"""What each method refuses, and why; tests/support.py::check_contract compares it with the methods."""
+METHODS = sorted(file.stem for file in (CONFIGS / "method").glob("*.yaml"))
+TAKEN = {
+    "uplink": "uplink", "attack": "attack on messages", "aggregator": "aggregator", "privacy=client": "privacy=client",
+    "privacy=example": "privacy=example",
+}  # fmt: skip
+"""Heads of the columns of `REFUSALS`."""
 VARIANTS = "A list of settings that replace those of this model; client i gets entry i modulo its length."
 BINS = "With regression, the number of quantiles of the first target that take the place of classes."
 DEFAULTS = ChainMap(
@@ -33,6 +45,9 @@ All settings and components. `make docs` writes this page from signatures, docst
 
 `KEY=VALUE` on the command line changes a setting, `GROUP=NAME` selects a component, and `GROUP.KEY=VALUE` changes a
 setting of the selected component: `python launch.py method=fedprox method.mu=0.1 clients=20`.
+"""
+LEGEND = """Tasks, and components other than `none`. `python launch.py check-method METHOD` says why a method refuses
+one. Attacks on data (`label_flip`, `random_labels`, `backdoor`) work with every method that predicts classes.
 """
 
 
@@ -48,11 +63,14 @@ def page() -> str:
             parts += [f"| `{group}=` | setting | default | meaning |\n|---|---|---|---|"]
         for file in sorted((CONFIGS / group).glob("*.yaml")):
             parts += _component(group, file)
-    parts += ["\n## Method and task\n", f"| `method=` | {' | '.join(LOSSES)} |", "|---" * (1 + len(LOSSES)) + "|"]
+    parts += ["\n## What methods take\n", LEGEND, f"| `method=` | {' | '.join([*LOSSES, *TAKEN.values()])} |"]
+    parts += ["|---" * (1 + len(LOSSES) + len(TAKEN)) + "|"]
+    refused = json.loads(REFUSALS.read_text(encoding="utf-8"))
     for file in sorted((CONFIGS / "method").glob("*.yaml")):
         client = resolve(targets_of(yaml.safe_load(file.read_text(encoding="utf-8")), "method")["client"])
-        can = ["yes" if task == "classification" or not client.needs_classes else "" for task in LOSSES]  # type: ignore
-        parts.append(_row(f"`{file.stem}`", *can))
+        can = [task == "classification" or not client.needs_classes for task in LOSSES]  # type: ignore
+        can += [what not in refused[file.stem] for what in TAKEN]
+        parts.append(_row(f"`{file.stem}`", *("yes" * each for each in can)))
     return "\n".join(parts) + "\n"
 
 
@@ -92,5 +110,24 @@ def _row(*cells: str) -> str:
     return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
 
 
+def write_refusals(known: Mapping[str, Any]) -> None:
+    """Try the methods of which nothing is known, and write `REFUSALS`."""
+    import logging
+
+    from lightning_modules.contract.checks import refusals
+    from lightning_modules.contract.command import maker
+
+    logging.disable(logging.WARNING)  # what a method refuses fails in its clients
+    found = {}
+    for name in METHODS:
+        make = maker(name, ["lora={r: 2}"] * name.endswith("_lora"), [CONFIGS])
+        own = known[name] if name in known else refusals(make)
+        found[name] = {what: why for what, why in own.items() if why}
+    REFUSALS.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 if __name__ == "__main__":
+    known = {} if "--refusals" in sys.argv[1:] else json.loads(REFUSALS.read_text(encoding="utf-8"))
+    if {*METHODS} != {*known}:
+        write_refusals(known)
     PAGE.write_text(page(), encoding="utf-8")

@@ -360,7 +360,8 @@ def sharing_warnings(method: str, variants: Sequence[ClientModule]) -> tuple[str
         part = "a part of the model, but here this part has no parameters, so"
         if not shared and type(module).shared != NOTHING:
             return (f"{method} shares {part} each client trains alone, as in Local",)
-        travels = everything.buffers(module) if module.training_settings.buffers == "aggregate" else ()
+        aggregated = module.training_settings.buffers == "aggregate"
+        travels = Selector(("net",)).buffers(module) if aggregated else ()  # not what clients keep besides their net
         if module.shared != NET and shared and shared.issuperset((*everything.parameters(module), *travels)):
             return (f"{method} does not share {part} all parameters are shared, as in FedAvg",)
     return ()

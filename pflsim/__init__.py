@@ -377,11 +377,11 @@ def compare(
             has no results on the set.
     """
     from pflsim.analysis.comparison import compare_sets
-    from pflsim.analysis.runs import judged_on
+    from pflsim.analysis.runs import judged
     from pflsim.analysis.tables import Comparisons
 
-    judged = (judged_on(run, set) for run in _runs(runs))
-    return Comparisons(compare_sets(judged, reference, choice=cast(Any, at), target=target, target_on=target_on))
+    each = judged(_runs(runs), set)
+    return Comparisons(compare_sets(each, reference, choice=cast(Any, at), target=target, target_on=target_on))
 
 
 def figures(
@@ -418,26 +418,35 @@ def figures(
     """
     from pflsim.analysis.comparison import compare_sets
     from pflsim.analysis.figures import all_figures
-    from pflsim.analysis.runs import judged_on
+    from pflsim.analysis.runs import judged
 
-    judged = (judged_on(run, set) for run in _runs(runs))
-    compared = compare_sets(judged, reference, choice=cast(Any, at), target=target, target_on=target_on)
+    each = judged(_runs(runs), set)
+    compared = compare_sets(each, reference, choice=cast(Any, at), target=target, target_on=target_on)
     return {name: figure for name, (figure, _) in all_figures(compared, style, only, against).items()}
 
 
-def report(runs: str | Path | Run | Iterable[Run], out: str | Path | None = None) -> Path:
+def report(
+    runs: str | Path | Run | Iterable[Run],
+    out: str | Path | None = None,
+    *,
+    target: float | str | None = None,
+    target_on: Literal["test", "val"] = "test",
+) -> Path:
     """Write an HTML report and return its path.
 
     Args:
         runs: the runs, or their folder.
         out: the file; default: report.html in the folder of a single run, else in the current folder.
+        target: see `compare`; the curves have a line at it.
+        target_on: see `compare`.
 
     Raises:
-        SettingsError: the file cannot be written.
+        SettingsError: the file cannot be written, or the target is wrong.
     """
     from pflsim.analysis.report import write_report
 
-    return write_report([run.folder for run in _runs(runs)], None if out is None else Path(out))
+    folders = [run.folder for run in _runs(runs)]
+    return write_report(folders, None if out is None else Path(out), target=target, target_on=target_on)
 
 
 def _runs(given: Any) -> list[Run]:

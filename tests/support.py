@@ -1,5 +1,7 @@
 """A small federation to test on: made-up data, a tiny net, any method."""
 
+import json
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -17,6 +19,7 @@ from torch.fx import GraphModule
 
 import pflsim
 from lightning_modules.base import ClientModule
+from lightning_modules.contract import checks
 from lightning_modules.contract.checks import states, survey
 from lightning_modules.export import export_program
 from lightning_modules.hosts.client_factory import ClientFactory
@@ -57,6 +60,31 @@ IN_BOTH_TIERS = {"fedalp", "fedavg", "fedfcd", "pfedcfr", "pfedla", "pfedpm"}
 
 PLAIN_SGD = {"scaffold"}
 """Methods that refuse momentum and weight decay."""
+
+
+REFUSALS = json.loads((CONFIGS.parent / "docs" / "refusals.json").read_text(encoding="utf-8"))
+"""What each method refuses, and why, as the reference shows it."""
+TRIED = {
+    checks.takes_uplink: "uplink",
+    checks.takes_attack: "attack",
+    checks.takes_aggregator: "aggregator",
+    checks.takes_privacy_of_clients: "privacy=client",
+}
+
+
+def check_contract(method: str, check: Callable[[checks.Make], None], make: checks.Make) -> None:
+    """Run a check, and compare what the method refuses with `REFUSALS`."""
+    refusal = ""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the Trainer
+        try:
+            check(make)
+        except checks.Refused as refused:
+            refusal = str(refused)
+        except checks.Skipped:
+            pass
+    if what := TRIED.get(check):
+        assert refusal == REFUSALS.get(method, {}).get(what, ""), "run: python docs/make_reference.py --refusals"
 
 
 class FxProgram:

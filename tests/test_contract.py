@@ -71,9 +71,7 @@ def test_every_part_of_a_method_has_its_name(method: str) -> None:
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_contract(method: str, check: Callable[[checks.Make], None]) -> None:
-    with suppress(checks.Skipped), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the Trainer
-        check(partial(job, method))
+    support.check_contract(method, check, partial(job, method))
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

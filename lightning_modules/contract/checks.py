@@ -1,7 +1,8 @@
 """The contract of a method, one function per check; the first line of its docstring names it in the output.
 
 Every check gets a function that prepares a small run of the method, with further settings. It raises `Broken` if the
-method breaks the contract, and `Skipped` if the check does not apply to the method.
+method breaks the contract, `Skipped` if the check does not apply to the method, and `Refused` if the method does not
+take what the check is about.
 """
 
 import io
@@ -20,7 +21,6 @@ from lightning_modules.base import ClientModule
 from lightning_modules.hosts.base_executor import BaseExecutor, PreparedRun
 from lightning_modules.hosts.client_host import ClientHost
 from lightning_modules.hosts.devices import torch_threads
-from lightning_modules.hosts.exchange import untransformable
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.loop import epoch_orders, train
 from lightning_modules.torch_defaults import default_dtype
@@ -43,6 +43,14 @@ SMALL = (
 )  # fmt: skip
 """The settings of the run."""
 BATCH_NORM = ("model=cnn_bn", "model.channels=[2,3]", "model.kernel=3", "model.padding=1", "model.hidden=6")
+TRIED = {
+    "uplink": ("uplink=topk", "uplink.share=1"),
+    "attack": ("attack=sign_flip", "attack.fraction=0.25"),
+    "aggregator": ("aggregator=median",),
+    "privacy=client": ("privacy=client", "privacy.noise=1", "privacy.delta=0.01"),
+    "privacy=example": ("privacy=example", "privacy.delta=1e-4", "privacy.noise=0", "privacy.clip=1e-12"),
+}
+"""What a method may take or refuse, by the settings with which it is tried."""
 TOLERANCE = 1e-9
 """Largest difference between lockstep and loop in float64."""
 
@@ -53,6 +61,10 @@ class Broken(Exception):
 
 class Skipped(Exception):
     """The check does not apply; the message says why."""
+
+
+class Refused(Skipped):
+    """The method refuses what is tried; the message says why."""
 
 
 def require(holds: bool, otherwise: str) -> None:
@@ -327,58 +339,79 @@ def newcomers_join(make: Make) -> None:
     require(not equal(before, states(executor)[new]), "a newcomer does not change when it joins and trains")
 
 
-def uplinks_can_be_transformed(make: Make) -> None:
-    """Replies can pass a transform (uplink=topk), and one that sends everything changes nothing."""
-    plain = inline(make())
-    for t in (1, 2):
-        survey(plain, t)
-        sent = plain.send(range(CLIENTS))
-        trained = plain.run(TrainTask(t), sent)
-        for up in (up for handle in trained.uplinks for up in plain.uplinks(handle)):
-            if what := untransformable(up, plain.downlink(sent.downlinks[up.client])):  # type: ignore[arg-type]
-                raise Skipped(f"its clients send {what}")
-        plain.fuse(trained)
-    everything = inline(make("uplink=topk", "uplink.share=1"))
-    rounds(everything, (1, 2))
-    require_equal(states(plain), states(everything), "a client differs with uplink=topk uplink.share=1")
-    same = equal(plain.server_state(), everything.server_state())
-    require(same, "the server's state differs with uplink=topk uplink.share=1")
-
-
-def uplinks_can_be_attacked_and_aggregated(make: Make) -> None:
-    """Clients can send another change (attack=sign_flip), and a median of one client is what it sends."""
-    alone, refused = list[object](), list[str]()
-    for settings in (("attack=sign_flip", "attack.fraction=0.25"), ("aggregator=median",), ()):
+def refusals(make: Make) -> dict[str, str]:
+    """Return why a method refuses each of `TRIED`; "" if it takes it."""
+    found = dict.fromkeys(TRIED, "")
+    for what in TRIED:
         try:
-            executor = inline(make(*settings))
-            rounds(executor, (1, 2), range(CLIENTS) if "attack=sign_flip" in settings else [1])
-        except (SettingsError, RunError) as error:
-            reason: BaseException | None = error
-            while reason and not isinstance(reason, SettingsError):
-                reason = reason.__cause__
-            if reason is None:
-                raise
-            refused.append(str(reason))
-        else:
-            alone += [executor.server_state()] * ("attack=sign_flip" not in settings)
-    require(equal(alone[0], alone[-1]), "with aggregator=median and one client, the server differs")
-    if refused:
-        raise Skipped("; ".join(refused))
+            _rounds_with(make, what)
+        except Refused as refused:
+            found[what] = str(refused)
+    return found
 
 
-def steps_can_be_private(make: Make) -> None:
-    """Steps can be private (privacy=example): without the gradients, clients end alike on other examples."""
-    settings = "privacy=example", "privacy.delta=1e-4", "privacy.noise=0", "privacy.clip=1e-12"
+def _rounds_with(make: Make, what: str, numbers: Iterable[int] = (1, 2), **cohort: Any) -> InlineExecutor:
+    """Return an executor after rounds with one of `TRIED`.
+
+    Raises:
+        Refused: the method does not take it.
+    """
     try:
-        made = make(*settings)
-    except SettingsError as error:
-        raise Skipped(str(error)) from error
-    other = replace(made.dataset, x=made.dataset.x[::-1].copy(), y=made.dataset.y[::-1].copy())
-    executors = inline(made), inline(replace(made, dataset=other))
-    for executor in executors:
-        rounds(executor, (1, 2))
-    for client, state in states(executors[0]).items():
-        for name, value in states(executors[1])[client].items():
+        executor = inline(make(*TRIED[what]))
+        rounds(executor, numbers, **cohort)
+    except (SettingsError, RunError) as error:
+        reason: BaseException | None = error
+        while reason and not isinstance(reason, SettingsError):
+            reason = reason.__cause__
+        if reason is None:
+            raise
+        raise Refused(str(reason)) from error
+    return executor
+
+
+def takes_uplink(make: Make) -> None:
+    """Replies can pass a transform (uplink=topk), and one that sends everything changes nothing."""
+    everything, plain = _rounds_with(make, "uplink"), inline(make())
+    rounds(plain, (1, 2))
+    require_equal(states(plain), states(everything), f"a client differs with {' '.join(TRIED['uplink'])}")
+    same = equal(plain.server_state(), everything.server_state())
+    require(same, f"the server's state differs with {' '.join(TRIED['uplink'])}")
+
+
+def takes_attack(make: Make) -> None:
+    """Clients can send another change (attack=sign_flip), and their own state is that without it."""
+    _clients_as_without(make, "attack")
+
+
+def takes_aggregator(make: Make) -> None:
+    """The server can aggregate changes (aggregator=median), and a median of one client is what it sends."""
+    median, plain = _rounds_with(make, "aggregator", cohort=[1]), inline(make())
+    rounds(plain, (1, 2), [1])
+    same = equal(plain.server_state(), median.server_state())
+    require(same, "with aggregator=median and one client, the server differs")
+
+
+def takes_privacy_of_clients(make: Make) -> None:
+    """The server can clip changes and add noise (privacy=client), and clients train in round 1 as without it."""
+    _clients_as_without(make, "privacy=client")
+
+
+def _clients_as_without(make: Make, what: str) -> None:
+    """Raise `Broken` if one of `TRIED` changes the state of a client in round 1."""
+    _rounds_with(make, what)
+    changed, plain = _rounds_with(make, what, [1]), inline(make())
+    rounds(plain, [1])
+    require_equal(states(plain), states(changed), f"a client's state after round 1 differs with {TRIED[what][0]}")
+
+
+def takes_privacy_of_examples(make: Make) -> None:
+    """Steps can be private (privacy=example): without the gradients, clients end alike on other examples."""
+    own, made = _rounds_with(make, "privacy=example"), make(*TRIED["privacy=example"])
+    dataset = replace(made.dataset, x=made.dataset.x[::-1].copy(), y=made.dataset.y[::-1].copy())
+    other = inline(replace(made, dataset=dataset))
+    rounds(other, (1, 2))
+    for client, state in states(own).items():
+        for name, value in states(other)[client].items():
             alike = torch.allclose(value.double(), state[name].double(), rtol=0, atol=1e-6)
             require(alike, f"client {client}, {name} depends on the examples; leave private_steps out")
 
@@ -442,9 +475,11 @@ CHECKS = (
     resumed_equals_straight,
     newcomers_join,
     batch_norm_works,
-    uplinks_can_be_transformed,
-    uplinks_can_be_attacked_and_aggregated,
-    steps_can_be_private,
+    takes_uplink,
+    takes_attack,
+    takes_aggregator,
+    takes_privacy_of_clients,
+    takes_privacy_of_examples,
     lockstep_equals_loop,
     trainer_equals_loop,
 )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_modules.base import ClientModule
-from lightning_modules.contract.checks import CHECKS, SMALL, Broken, Make, Skipped
+from lightning_modules.contract.checks import CHECKS, SMALL, Broken, Make, Refused, Skipped
 from lightning_modules.prepare import PreparedRun, prepare
 from pflsim.config.components import server_of, target_of
 from pflsim.config.compose import composed, config_folders, parse, to_settings
@@ -63,7 +63,7 @@ def _passes(check: Callable[[Make], None], make: Make) -> bool:
     try:
         check(make)
     except Skipped as skipped:
-        word, why = "skipped", f": {skipped}"
+        word, why = "refused" if isinstance(skipped, Refused) else "skipped", f": {skipped}"
     except Exception as error:
         known = isinstance(error, Broken | RunError | SettingsError)
         text = str(error) if known else f"{type(error).__name__}: {error}"

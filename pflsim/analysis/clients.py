@@ -118,15 +118,22 @@ def bracketed(low: float | None, high: float | None) -> str:
 def client_records(comparison: Comparison, found: Mapping[str, DataFrame]) -> list[dict[str, Any]]:
     """Return a record for each client: name, rows, share of positives, and value and interval with each method.
 
+    Its test rows are those of the set on which the groups are compared.
+
     Args:
         comparison: the groups.
         found: their `client_intervals`.
     """
     same, records = comparison.seeds == 1 or same_clients(comparison.runs), list[dict[str, Any]]()
+    base = next(row for row in comparison.rows if row.group is comparison.reference)
+    judged = zip(base.group.runs, base.rounds, strict=False)
+    tests = {run.seed: run.counts(number, base.scope)["total"].to_dict() for run, number in judged}
     for seed, client in client_keys(found):
         runs = [run for run in comparison.reference.runs if same or run.seed == seed]
         record: dict[str, Any] = {"client": (runs[0].partition.get("names") or {client: str(client)})[client]}
         record |= ({} if same else {"seed": seed}) | _sizes(runs, client)
+        if own := [tests[run.seed][client] for run in runs if client in tests.get(run.seed, {})]:
+            record["test"] = fmean(own)
         for label, each in found.items():
             own = each.loc[(seed, client)] if (seed, client) in each.index else {}
             record |= {label: own.get("value"), **{f"{label} {key}": own.get(key) for key in ("low", "high", "why")}}

@@ -44,6 +44,11 @@ def of_groups(add: Add) -> None:
     add("--at", choices=["best_val", "last", "best_test_oracle"], help=at)
     default = "local, else fedavg; of settings of one method, the best"
     add("--reference", metavar="LABEL", help=f"label or method to compare with; default: {default}")
+    target_options(add)
+
+
+def target_options(add: Add) -> None:
+    """Add the mean to reach."""
     what = (
         "mean to reach, as a number or as a share of the reference's, e.g. 95%%; default: the best that all runs reach"
     )
@@ -63,12 +68,12 @@ def how(options: argparse.Namespace) -> dict[str, Any]:
 def execute(options: argparse.Namespace) -> None:
     """Compare runs: accuracy over seeds, traffic, and paired differences between clients."""
     from pflsim.analysis.comparison import compare_sets
-    from pflsim.analysis.runs import find_runs, judged_on, read_run
+    from pflsim.analysis.runs import find_runs, judged, read_run
     from pflsim.analysis.tables import format_of, render
 
     kind = options.format or format_of(options.out)
     folders = counted("reading runs", find_runs(options.runs))
-    runs = (judged_on(read_run(folder), options.set) for folder in folders)
+    runs = judged(map(read_run, folders), options.set)
     found = compare_sets(runs, options.reference, **how(options))
     if len(found) > 1:
         print(f"these runs have {len(found)} sets of examples or ways of evaluation: a table each", file=sys.stderr)

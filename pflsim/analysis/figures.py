@@ -44,11 +44,11 @@ def options(add: Add) -> None:
 def execute(options: argparse.Namespace) -> None:
     """Draw figures for a paper, each with a LaTeX table of its numbers."""
     from pflsim.analysis.comparison import compare_sets
-    from pflsim.analysis.runs import find_runs, judged_on, read_run
+    from pflsim.analysis.runs import find_runs, judged, read_run
     from pflsim.analysis.tables import cautions, drawn
 
     asked, folders = how(options), counted("reading runs", find_runs(options.runs))
-    runs = (judged_on(read_run(folder), options.set) for folder in folders)
+    runs = judged(map(read_run, folders), options.set)
     compared = compare_sets(runs, options.reference, **asked)
     for caution in (text for comparison in compared for text in cautions(comparison)):
         print(f"CAUTION: {caution}", file=sys.stderr)

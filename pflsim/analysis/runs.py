@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import io
 import json
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -15,10 +16,10 @@ from typing import TYPE_CHECKING, Any, NotRequired, cast
 import numpy as np
 
 from pflsim.config.components import COMPONENTS
-from pflsim.config.names import nearest
+from pflsim.config.names import listed, nearest
 from pflsim.config.settings import Eval, Settings, dotted
 from pflsim.display.formats import Choice
-from pflsim.display.identity import is_baseline
+from pflsim.display.identity import identity, is_baseline
 from pflsim.display.metrics import SHARES, THRESHOLD
 from pflsim.errors import SettingsError, reading
 from pflsim.participation import Participation
@@ -37,6 +38,7 @@ from pflsim.types import SPLITS, EvalPhase, EvalRow, ModelKind, Split
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+logger = logging.getLogger(__name__)
 TEXTS = ("split", "model", "phase", "fault", "name")
 """Columns of per_client.csv with words."""
 WHOLE = [name for name in COLUMNS if name not in (*TEXTS, "correct", "loss")]
@@ -505,6 +507,31 @@ def judged_on(run: Run, name: str | None) -> Run:
     history.append(replace(last, evaluations={scope: found} if found else {}))
     summary = {**run.summary, "reported_model": scope.model, "accuracy_of": of, "newcomers": None}
     return replace(run, history=tuple(history), summary=summary)
+
+
+def judged(runs: Iterable[Run], name: str | None) -> list[Run]:
+    """Return runs that report their results on another test set, see `judged_on`.
+
+    Runs of `pflsim baselines`, which are evaluated on no sets of `eval.sets`, are left out with a warning if the other
+    runs have the set.
+
+    Raises:
+        SettingsError: a run has no such results.
+    """
+    found, without = list[Run](), list[Run]()
+    for run in runs:
+        try:
+            found.append(judged_on(run, name))
+        except SettingsError:
+            if not is_baseline(run.method):
+                raise
+            without.append(run)
+    if without and not found:
+        judged_on(without[0], name)
+    if without:
+        names = listed([*dict.fromkeys(identity(run.method).display for run in without)])
+        logger.warning("left out, because they have no results on %s: %s", name, names)
+    return found
 
 
 def run_settings(run: Run) -> dict[str, Any]:

@@ -233,8 +233,12 @@ def where(comparison: Comparison) -> list[Table]:
         return _spread(Spread(tuple(found))) if len(found) == len(row.group.runs) else NONE
 
     cells = tuple((row.label, *(cell(row, name) for name in names)) for row in rows)
-    headers = ({"test": "own\ntest rows", **NEW}.get(name, name.replace("_", "\n")) for name in names)
+    headers = (
+        {"test": "own\ntest rows", "triggered": "attack\nsuccess", **NEW}.get(name, name.replace("_", "\n"))
+        for name in names
+    )
     notes = [f"{in_text(primary)}: mean over clients and seeds; round: {CHOSEN[comparison.choice]}"]
+    notes += ["attack success: share of rows with the backdoor's square that get its label"] * ("triggered" in names)
     notes += ["new clients: on their own test rows, after the last round"] * (names[-1] in NEW)
     return [Table("Where the models are judged", ("method", *headers), cells, tuple(notes))]
 
@@ -258,6 +262,7 @@ def clients_table(comparison: Comparison) -> Table:
     values = comparison.runs[0].partition.get("values", ("", "1"))
     notes = [
         f"{in_text(comparison.primary)} with its 95% interval, on the test rows of each client"
+        + f" in the set {comparison.runs[0].on}" * (comparison.runs[0].on != "test")
         + "; figures of several seeds are means over them" * (comparison.seeds > 1 and "seed" not in first),
         "train, test: numbers of rows; validation rows are in neither"
         + f"; positives: share of {values[-1]} in all rows" * ("positives" in first),
@@ -376,21 +381,11 @@ def notes(comparison: Comparison) -> Iterator[str]:
     yield "reported model: the method's choice; trained: after local training; received: as sent by the server"
     oracle = "; it is chosen on test data, so the result is too good" * (comparison.choice == "best_test_oracle")
     yield f"round: {CHOSEN[comparison.choice]} of each seed{oracle}"
+    private = [run for row in comparison.rows if "epsilon" in row.figures for run in row.group.runs]
+    if deltas := sorted({f"{run.summary['privacy']['delta']:g}" for run in private}):
+        yield f"ε: what differential privacy spends up to that round, with δ = {listed(deltas)}"
     yield "traffic: bytes of all clients in both directions, up to that round and in the whole run"
-    if target := comparison.target:
-        every = sorted({run_settings(run)["eval.every"] for run in runs})
-        seen = "" if every == [1] else f" (evaluated every {' or '.join(map(str, every))} rounds)"
-        given = "" if target.given else f"; every run reaches this {primary}"
-        unreached = any(None in row.hits for row in (*comparison.rows, *comparison.baselines))
-        part = "; n of m: so many seeds reach it" * unreached
-        least, kind = "least" if comparison.higher else "most", "mean " + "validation " * (target.on == "val") + primary
-        goal = f"this {kind}"
-        if target.text.endswith("%"):
-            divided = "" if comparison.higher else "1/"
-            goal = f"{divided}{target.text} of the {kind} of {comparison.reference.label} and the same seed"
-        yield f"to {target.text}: up to the first round with at {least} {goal}{seen}{given}{part}"
-        if any("times_fewer_rounds" in row.figures for row in comparison.rows) and target.given:
-            yield f"times fewer rounds: those of {comparison.reference.label} by the method's, mean over seeds"
+    yield from target_notes(comparison)
     rates = {group.label: written(run_settings(group.runs[0])["lr"]) for group in comparison.groups}
     unnamed = [group.label for group in comparison.groups if "lr" not in group.settings]
     if len({*rates.values()}) > 1 and unnamed:
@@ -405,6 +400,25 @@ def notes(comparison: Comparison) -> Iterator[str]:
             yield f"left out, because it repeats another run with the same settings and seed: {run.folder}"
     for text in cautions(comparison):
         yield f"CAUTION: {text}"
+
+
+def target_notes(comparison: Comparison) -> Iterator[str]:
+    """Yield what reaching the target means, if there is one."""
+    runs, primary = comparison.runs, in_text(comparison.primary)
+    if target := comparison.target:
+        every = sorted({run_settings(run)["eval.every"] for run in runs})
+        seen = "" if every == [1] else f" (evaluated every {' or '.join(map(str, every))} rounds)"
+        given = "" if target.given else f"; every run reaches this {primary}"
+        unreached = any(None in row.hits for row in (*comparison.rows, *comparison.baselines))
+        part = "; n of m: so many seeds reach it" * unreached
+        least, kind = "least" if comparison.higher else "most", "mean " + "validation " * (target.on == "val") + primary
+        goal = f"this {kind}"
+        if target.text.endswith("%"):
+            divided = "" if comparison.higher else "1/"
+            goal = f"{divided}{target.text} of the {kind} of {comparison.reference.label} and the same seed"
+        yield f"to {target.text}: up to the first round with at {least} {goal}{seen}{given}{part}"
+        if any("times_fewer_rounds" in row.figures for row in comparison.rows) and target.given:
+            yield f"times fewer rounds: those of {comparison.reference.label} by the method's, mean over seeds"
 
 
 def cautions(comparison: Comparison) -> Iterator[str]:

@@ -117,9 +117,9 @@ def run_or_resume(runs: Sequence[Settings], live: bool) -> list[str]:
     from pflsim.terminal.result import result_line
 
     failed, parallel = list[str](), parallel_runs(runs) if runs else 0
-    if runs and not live:
-        print(f"{len(runs)} runs, {parallel} at the same time; each prints a line when it ends", flush=True)
     with SweepTable(["run"] * len(runs), live) as table:
+        if runs and not table.shown:  # a live table needs a terminal
+            print(f"{len(runs)} runs, {parallel} at the same time; each prints a line when it ends", flush=True)
         for number, reason in side_by_side(runs, parallel, table) if runs else ():
             folder = Path(str(runs[number].run_dir))
             print(f"{folder.name}: {reason or result_line(folder)}", flush=True)

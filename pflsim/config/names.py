@@ -50,8 +50,13 @@ def shortened(value: object) -> str:
 
 def some(words: Iterable[object], most: int = 3) -> str:
     """Return the first of some words, each once."""
-    found = [*dict.fromkeys(map(str, words))]
+    found = [*dict.fromkeys(map(_in_list, words))]
     return ", ".join(found[:most]) + ", ..." * (len(found) > most)
+
+
+def _in_list(word: object) -> str:
+    """Return a word as it stands between commas: with quotes if it has a comma itself, such as `Smith, J`."""
+    return f"'{word}'" if ", " in str(word) else str(word)
 
 
 def written(value: object) -> str:
@@ -99,8 +104,8 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: the similar names, then all valid ones."""
     names = sorted({*valid} - {""})
     near = close_to(name, names)
-    asked = f"did you mean {' or '.join(near)}? " if near else ""
-    text = ", ".join(names) or "none"
+    asked = f"did you mean {' or '.join(map(_in_list, near))}? " if near else ""
+    text = ", ".join(map(_in_list, names)) or "none"
     return f"{asked}valid: {text[:MOST]}{' ...' * (len(text) > MOST)}"
 
 

@@ -77,34 +77,39 @@ class Median(RowAggregator):
         return median(rows), memory
 
 
-class TrimmedMean(RowAggregator):
+class MinorityAggregator(RowAggregator, ABC):
+    """Base class of aggregators that assume a share of malicious clients."""
+
+    def __init__(self, *, share: Minority = 0.2):
+        self.share = share
+
+    def malicious(self, clients: int) -> int:
+        """Return the number of malicious clients in a round that is assumed."""
+        return math.floor(self.share * clients + 1e-9)  # 0.3 · 10 is below 3
+
+
+class TrimmedMean(MinorityAggregator):
     """Mean of each value without the lowest and highest ones (Yin et al. 2018).
 
     Args:
         share: of the clients that are left out at each end, in [0, 0.5); the number is rounded down.
     """
 
-    def __init__(self, *, share: Minority = 0.2):
-        self.share = share
-
     def aggregate(self, rows: Sequence[Tensor], memory: Tensors) -> tuple[Tensor, Tensors]:
         """Return the means."""
-        return trimmed_mean(rows, assumed(self.share, len(rows))), memory
+        return trimmed_mean(rows, self.malicious(len(rows))), memory
 
 
-class Krum(RowAggregator):
+class Krum(MinorityAggregator):
     """Change of the client that is closest to its nearest others (Blanchard et al. 2017).
 
     Args:
         share: of malicious clients that is assumed, in [0, 0.5); the number is rounded down.
     """
 
-    def __init__(self, *, share: Minority = 0.2):
-        self.share = share
-
     def aggregate(self, rows: Sequence[Tensor], memory: Tensors) -> tuple[Tensor, Tensors]:
         """Return the change with the lowest score."""
-        return krum(rows, assumed(self.share, len(rows))), memory
+        return krum(rows, self.malicious(len(rows))), memory
 
 
 class MultiKrum(Krum):
@@ -116,7 +121,7 @@ class MultiKrum(Krum):
 
     def aggregate(self, rows: Sequence[Tensor], memory: Tensors) -> tuple[Tensor, Tensors]:
         """Return the mean of the changes with the lowest scores."""
-        f = assumed(self.share, len(rows))
+        f = self.malicious(len(rows))
         return krum(rows, f, len(rows) - f), memory
 
 
@@ -165,8 +170,3 @@ class CenteredClipping(RowAggregator):
         """Return the new aggregate, which is also kept."""
         found = clipped_mean(rows, float(self.bound), memory.get("last"), self.steps)
         return found, {"last": found}
-
-
-def assumed(share: float, clients: int) -> int:
-    """Return the number of malicious clients in a round that is assumed."""
-    return math.floor(share * clients + 1e-9)  # 0.3 · 10 is below 3

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 import pflsim
 from pflsim.analysis.runs import Run
+from pflsim.analysis.tables import tables
 from pflsim.errors import SettingsError
 
 SMALL: dict[str, Any] = {
@@ -110,7 +111,9 @@ def test_the_success_of_a_backdoor_is_a_test_set(tmp_path: Path) -> None:
     counts = [own["test"] for own in made.partition["class_counts"]]
     expected = {c: sum(own) - own[3] for c, own in enumerate(counts) if c not in bad}
     assert {row.client: row.total for row in rows[rows["model"] == "global"].itertuples()} == expected
-    assert pflsim.compare([made], set="triggered")[0].rows[0].figures["mean"].values[0] > 0.5
+    (judged,), (compared,) = pflsim.compare([made], set="triggered"), pflsim.compare([made])
+    assert judged.rows[0].figures["mean"].values[0] > 0.5
+    assert [text for text in tables(compared)[-1].headers if "attack" in text] == ["attack\nsuccess"]
 
 
 def test_a_resumed_run_remembers_the_last_aggregate(tmp_path: Path) -> None:

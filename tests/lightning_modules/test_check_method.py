@@ -138,8 +138,10 @@ def making(client: type[ClientModule], rule: ServerRule[Any] | None = None) -> M
         (checks.resumed_equals_straight, Remembers, None),
         (checks.newcomers_join, NeedsWeights, NothingForNewcomers()),
         (checks.batch_norm_works, SendsStatistics, None),
-        (checks.uplinks_can_be_transformed, Remembers, None),
-        (checks.uplinks_can_be_attacked_and_aggregated, Remembers, None),
+        (checks.takes_uplink, Remembers, None),
+        (checks.takes_attack, Remembers, None),
+        (checks.takes_aggregator, Remembers, None),
+        (checks.takes_privacy_of_clients, Remembers, None),
         (checks.lockstep_equals_loop, Remembers, None),
         (checks.trainer_equals_loop, OtherOptimizer, None),
     ],
@@ -173,7 +175,7 @@ def test_the_methods_of_the_page(mine: Path, words: list[str], capsys: pytest.Ca
     assert cli.main(["check-method", *words]) == 0
     *lines, last = capsys.readouterr().out.splitlines()
     assert len(lines) == len(checks.CHECKS) + ("--ray" in words) and "passed" in last
-    assert {line.split()[0] for line in lines} <= {"ok", "skipped"}, lines
+    assert {line.split()[0] for line in lines} <= {"ok", "skipped", "refused"}, lines
 
 
 def test_what_is_wrong_is_named(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from scipy.stats import chi2
 import pflsim
 from pflsim.errors import SettingsError
 from pflsim.privacy import epsilon
+from pflsim.servers.fedavg import FedAvg
 from pflsim.servers.privacy import Release
 
 pytest.importorskip("dp_accounting")
@@ -78,6 +79,7 @@ def test_what_a_run_spends(tmp_path: Path) -> None:
     assert (half.folder / "per_client.csv").read_bytes() == (made.folder / "per_client.csv").read_bytes()
     row = pflsim.compare([made], at="last")[0].rows[0]
     assert row.figures["epsilon"].values[0] == pytest.approx(epsilon(0.5, 0.6, 0.01, row.rounds[0]))
+    assert f'<td class="num" data-v="{row.figures["epsilon"].mean}">' in pflsim.report(made).read_text()
     budget = run(tmp_path / "budget", privacy={"name": "client", "epsilon": 5.0, "delta": 0.01})
     found = budget.config["privacy"]["noise"]
     assert epsilon(0.5, found, 0.01, 3) <= 5 < epsilon(0.5, found - 0.001, 0.01, 3)
@@ -89,7 +91,7 @@ def test_what_a_run_spends(tmp_path: Path) -> None:
 def test_nothing_is_said_of_a_run_that_spends_nothing(more: Any, tmp_path: Path) -> None:
     made = run(tmp_path / "run", **more)
     assert made.summary.get("privacy", {}).get("epsilon") is None
-    assert "ε" not in repr(pflsim.compare([made]))
+    assert "ε" not in repr(pflsim.compare([made])) and "ε" not in pflsim.report(made).read_text()
 
 
 def test_no_noise_and_no_clipping_is_the_mean(tmp_path: Path) -> None:
@@ -120,3 +122,17 @@ def test_refusals(settings: list[str], named: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=named):
         run(tmp_path / "run", settings)
     assert not (tmp_path / "run").exists()
+
+
+class Everyone(FedAvg):
+    """Ignores `fraction`, so that ε of sampled clients would be too low."""
+
+    def full_participation(self, round_number: int, rounds: int) -> bool:
+        return round_number == rounds
+
+
+def test_rounds_of_all_clients_are_refused(tmp_path: Path) -> None:
+    method = {"client": "lightning_modules.methods.fedavg.FedAvg", "server": Everyone}
+    with pytest.raises(SettingsError, match="privacy=client.*fraction"):
+        run(tmp_path / "run", method=method)
+    assert run(tmp_path / "run", method=method, privacy="none").complete

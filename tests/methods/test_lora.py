@@ -1,18 +1,16 @@
 """FedSA-LoRA and FFA-LoRA: what of the adapters is trained, shared and frozen, and rounds by hand."""
 
-import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from by_hand import SIZES, batches
-from support import rounds, same, slow_except, states, world
+from support import check_contract, rounds, same, slow_except, states, world
 from torch.nn.functional import cross_entropy
 
-from lightning_modules.contract.checks import CHECKS, Make, Skipped, batch_norm_works, lockstep_equals_loop, rounds_run
+from lightning_modules.contract.checks import CHECKS, Make, batch_norm_works, lockstep_equals_loop, rounds_run
 from lightning_modules.contract.command import maker
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.fedsa_lora import FedSALoRA
@@ -41,9 +39,7 @@ APPLY = [check for check in CHECKS if check is not batch_norm_works]  # whose no
 @pytest.mark.parametrize("method", ["fedsa_lora", "ffa_lora"])
 @pytest.mark.parametrize("check", slow_except({rounds_run, lockstep_equals_loop}, APPLY), ids=lambda c: c.__name__)
 def test_contract(method: str, check: Callable[[Make], None]) -> None:
-    with suppress(Skipped), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the Trainer
-        check(maker(method, ["lora={r: 2}"], [CONFIGS]))
+    check_contract(method, check, maker(method, ["lora={r: 2}"], [CONFIGS]))
 
 
 @pytest.mark.parametrize("method", ["fedsa_lora", "ffa_lora"])

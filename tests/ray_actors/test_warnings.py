@@ -34,6 +34,7 @@ def test_no_method_warns_about_a_model_with_all_parts(method: str, model: str) -
         ("method=fedper method.base=0", "trains alone"),
         ("method=fedper method.base=1.0", "all parameters are shared"),
         ("method=fedbn model.hidden=[4]", "all parameters are shared"),
+        ("method=fedbn model.hidden=[4] uplink=topk", "all parameters are shared"),  # whose rest a client keeps
         ("method=fedgh model.hidden=[]", "all parameters are shared"),
     ],
 )

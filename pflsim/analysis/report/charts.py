@@ -113,11 +113,15 @@ class Curves:
     Args:
         x, y: the axes.
         points: rounds, means, lows and highs by label.
+        goal: the target that the caller has set, as a mean over the seeds; None: there is none.
+        hits: the rounds in which the seeds of a group reach it, by label.
     """
 
     x: Axis
     y: Axis
     points: dict[str, list[list[float]]]
+    goal: float | None
+    hits: dict[str, list[int]]
 
 
 def curves(benchmark: Benchmark) -> Curves:
@@ -126,8 +130,11 @@ def curves(benchmark: Benchmark) -> Curves:
     points = {label: [values.tolist() for values in own] for label, own in each.items() if own}
     every = [round(number) for rounds, *_ in points.values() for number in rounds] or [1]
     values = [value for _, _, low, high in points.values() for value in (*low, *high)]
-    x = Axis(min(every), max(*every, min(every) + 1), ())
-    return Curves(x, axis(values, benchmark.comparison.least, 3), points)
+    x, target = Axis(min(every), max(*every, min(every) + 1), ()), benchmark.comparison.target
+    goal = fmean(target.goals.values()) if target and target.given and target.goals else None
+    values += [] if goal is None else [goal]
+    hits = {row.label: [hit for hit in row.hits if hit is not None] for row in benchmark.comparison.rows}
+    return Curves(x, axis(values, benchmark.comparison.least, 3), points, goal, {} if goal is None else hits)
 
 
 @dataclass(frozen=True)

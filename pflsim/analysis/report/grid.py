@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from pflsim.analysis.comparison import Row, row, score
 from pflsim.analysis.groups import Group
+from pflsim.analysis.runs import NEWER
 from pflsim.config.names import written
 from pflsim.display.formats import Choice
 from pflsim.display.identity import identity
@@ -24,7 +25,7 @@ class Cell:
         row: its figures.
         score: mean of the primary metric on validation data in the chosen round, over seeds; on test data without
             validation data. Negative if lower is better.
-        shade: the score on a scale from the method's worst (0) to its best (1).
+        shade: the score on a scale from the worst (0) to the best (1) of its method and condition.
     """
 
     row: Row
@@ -64,23 +65,28 @@ class Grid:
 
     @property
     def shown(self) -> list[Group]:
-        """The best group of every method, labelled with the method only, in order of first appearance."""
-        best = {cell.row.group.method: cell.row.group for cell in reversed(self.cells)}
-        methods = dict.fromkeys(method for method, *_ in self.lines)
-        return [replace(best[method], label=identity(method).display) for method in methods]
+        """The best group of every method and condition, labelled with these, by method in order of appearance."""
+        best = {_kind(cell.row.group): cell.row.group for cell in reversed(self.cells)}
+        methods = list(dict.fromkeys(method for method, *_ in self.lines))
+        kinds = sorted(best, key=lambda kind: methods.index(kind[0]))
+        return [replace(best[method, *on], label=" ".join([identity(method).display, *on])) for method, *on in kinds]
 
 
 def grid_of(groups: Sequence[Group], choice: Choice) -> Grid | None:
-    """Return the grid; None if no method has several groups, or the groups are few and of several methods."""
-    methods = list(dict.fromkeys(group.method for group in groups))
-    if len(methods) == len(groups) or 1 < len(methods) <= len(groups) <= MAX_GROUPS:
+    """Return the grid; None if there is one group of each method and condition, or the groups are few and of several.
+
+    A condition is what an experiment compares and nobody chooses by validation: attack, aggregator, uplink and privacy.
+    """
+    kinds = list(dict.fromkeys(map(_kind, groups)))
+    if len(kinds) == len(groups) or 1 < len(kinds) <= len(groups) <= MAX_GROUPS:
         return None
+    methods = list(dict.fromkeys(group.method for group in groups))
     keys = list(dict.fromkeys(key for group in groups for key in group.settings))
     values = {key: sorted({_value(group, key) for group in groups}, key=_order) for key in keys}
     across = max((k for k in keys if len(values[k]) <= MAX_COLUMNS), key=lambda k: len(values[k]), default=None)
     keys = [key for key in keys if key != across]
     columns = values[across] if across else [""]
-    cells = [cell for method in methods for cell in _cells([g for g in groups if g.method == method], choice)]
+    cells = [cell for kind in kinds for cell in _cells([g for g in groups if _kind(g) == kind], choice)]
     lines: dict[tuple[str, tuple[str, ...]], list[Cell | None]] = {}
     for cell in cells:
         group = cell.row.group
@@ -92,8 +98,14 @@ def grid_of(groups: Sequence[Group], choice: Choice) -> Grid | None:
     return Grid(tuple(keys), across, tuple(columns), [(*name, lines[name]) for name in order], ranked)
 
 
+def _kind(group: Group) -> tuple[str, ...]:
+    """Return the method and the condition of a group, as `KEY=VALUE`."""
+    conditions = (key for key in group.settings if key.partition(".")[0] in NEWER)
+    return group.method, *(f"{key}={written(group.settings[key])}" for key in conditions)
+
+
 def _cells(groups: Sequence[Group], choice: Choice) -> list[Cell]:
-    """Return the cells of the groups of one method."""
+    """Return the cells of the groups of one method and condition."""
     scores = [score(group, choice) for group in groups]
     low, high = min(scores), max(scores)
     shades = [(score - low) / (high - low) if high > low else 1.0 for score in scores]

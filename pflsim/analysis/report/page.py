@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -22,7 +22,20 @@ from pflsim.analysis.report.charts import Benchmark, overall
 from pflsim.analysis.report.details import Study, read_study
 from pflsim.analysis.report.grid import MAX_GROUPS, grid_of
 from pflsim.analysis.runs import Run, read_run
-from pflsim.analysis.tables import as_csv, drawn, has_means, means, numbers, records, remarks, span, tables, where
+from pflsim.analysis.tables import (
+    as_csv,
+    columns,
+    drawn,
+    has_means,
+    means,
+    numbers,
+    records,
+    remarks,
+    span,
+    tables,
+    target_notes,
+    where,
+)
 from pflsim.analysis.targets import undisturbed
 from pflsim.analysis.verdict import over_benchmarks, winners
 from pflsim.config.names import listed, written
@@ -38,15 +51,16 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 
-def page(folders: Sequence[Path], study: Path | None = None) -> str:
+def page(folders: Sequence[Path], study: Path | None = None, **target: Any) -> str:
     """Return the report on run folders as HTML.
 
     Args:
         folders: one or several run folders.
         study: the folder of the study of `pflsim tune` that the runs belong to.
+        target: `target` and `target_on` of `compare`.
 
     Raises:
-        SettingsError: a folder cannot be read, or no run has an evaluated round.
+        SettingsError: a folder cannot be read, the target is wrong, or no run has an evaluated round.
     """
     each = counted("reading runs", folders)
     read = [(folder, read_run(folder) if (folder / METRICS).is_file() else None) for folder in each]
@@ -55,12 +69,14 @@ def page(folders: Sequence[Path], study: Path | None = None) -> str:
         first = [f"{folder}: {': '.join(_why(folder, run))}" for folder, run in read[:3]]
         raise SettingsError("\n".join(["no run has an evaluated round", *first, *["…"] * (len(read) > 3)]))
     runs = [run for run in runs if run.complete] or runs  # if none is finished, what there is so far
-    sets = compare_sets(runs)
+    sets = compare_sets(runs, **target)
     groups = [row.group for comparison in sets for row in (*comparison.rows, *comparison.baselines)]
     used = {run.folder for group in groups for run in (*group.runs, *group.left_out)}
     out = [_why(folder, run) for folder, run in read if not run or run.folder not in used]
     timed = undisturbed(run for _, run in read if run)
-    return _render([_benchmark(c) for c in sets], out, study and read_study(study), count=len(folders), timed=timed)
+    return _render(
+        [_benchmark(c, target) for c in sets], out, study and read_study(study), count=len(folders), timed=timed
+    )
 
 
 def _why(folder: Path, run: Run | None) -> tuple[str, str]:
@@ -73,10 +89,11 @@ def _why(folder: Path, run: Run | None) -> tuple[str, str]:
     return what, f"{rounds}: {ends[-1]}" if ends else rounds
 
 
-def _benchmark(whole: Comparison) -> Benchmark:
+def _benchmark(whole: Comparison, target: Mapping[str, Any]) -> Benchmark:
     grid = None if check_evaluation(whole.groups) else grid_of(whole.groups, whole.choice)
     beside = [row.group for row in whole.baselines]
-    comparison = compare([*grid.shown, *beside], whole.choice) if grid and len(whole.groups) > MAX_GROUPS else whole
+    few = grid and len(whole.groups) > MAX_GROUPS
+    comparison = compare([*grid.shown, *beside], whole.choice, **target) if few else whole
     return Benchmark(comparison, whole, grid)
 
 
@@ -121,6 +138,7 @@ def environment(who: Sequence[Identity]) -> Environment:
     env.globals |= {"FAMILIES": FAMILIES, "who_all": who, "m": lambda one: f"m{who.index(one)}", "axis": axis}
     env.globals |= {"who_is": identity, "remarks": remarks, "SHARES": Axis(0, 1, (0, 0.5, 1))}
     env.globals |= {"calibration": calibration, "has_means": has_means, "means_table": means}
+    env.globals |= {"columns_of": columns, "target_notes": target_notes, "NONE": NONE}
     env.globals |= {"where": where, "client_intervals": client_intervals, "interval_texts": interval_texts}
     return env
 

@@ -136,6 +136,24 @@ def test_the_answer_compares_with_local(page: str) -> None:
     assert re.findall(r'<use href="#k-square" x="([\d.]+)%" [^>]*class="k clear"', line)
 
 
+def test_a_target_has_a_line_in_the_curves_and_its_cost_in_the_table(tmp_path: Path) -> None:
+    """Local reaches 0.5 in rounds 2 and 3 of its seeds, FedAvg in one of its seeds only."""
+    histories = {("local", 0): (2, 5, 6), ("local", 1): (2, 4, 6), ("fedavg", 0): (5, 6, 6), ("fedavg", 1): (1, 2, 3)}
+    for (method, seed), rights_of in histories.items():
+        rounds = [[(right, 10), (right, 10)] for right in rights_of]
+        make_run(tmp_path / f"{method}-{seed}", rounds, method=method, seed=seed)
+    given, plain = report(tmp_path / "*-*", "--target", "0.5"), report(tmp_path / "*-*")
+    heads = re.findall(r"<button[^>]*>([^<]*to 0.5)</button>", given)
+    assert heads[0] == "rounds to 0.5" and not re.search(r"<button[^>]*>[^<]*to 0", plain)
+    local, fedavg = (row(given, name, ALL)[-len(heads) - 1 :] for name in ("Local", "FedAvg"))
+    assert "2–3" in local and fedavg.count("1 of 2") == len(heads)
+    learning = given[given.index('id="learning"') :]
+    assert learning.count('class="goal"') == 2 and 'class="goal"' not in plain
+    ticks = re.findall(r'x1="([\d.]+)" x2="\1" y1="90" y2="100"', learning)
+    assert sorted(map(float, ticks)) == [0, 50, 100]
+    assert main(["report", str(tmp_path), "--target", "101%"]) == 2
+
+
 def test_named_clients_are_in_the_order_of_the_columns(tmp_path: Path) -> None:
     """They are the same in every seed: each is a column, with its mean over the seeds."""
     runs = {"local": (9, 3, 6), "ditto": (8, 4, 6), "ifca": (8, 4, 5)}
@@ -308,6 +326,16 @@ def test_of_a_grid_the_best_by_validation_are_shown(grid: str) -> None:
     assert row(grid, "FedAvg")[-1] == "0.650" and row(grid, "Ditto")[-1] == "0.450"
     assert "settings of" not in words(grid[grid.index("<h1>") : grid.index("</h1>")])
     assert "<dt>momentum</dt><dd>0.5</dd>" in grid
+
+
+def test_conditions_of_an_experiment_are_no_settings_to_choose_from(tmp_path: Path) -> None:
+    """The best learning rate of every method by validation is shown for each attack, which nobody chooses."""
+    for n, (method, attack, lr) in enumerate(product(("local", "fedavg"), ("none", "alie", "ipm"), (0.1, 0.2))):
+        counts = [[(n // 2 + 5 * (lr < 0.2), 20)] * 3]
+        make_run(tmp_path / f"{n:02}", counts, val=counts, method=method, names={"attack": attack}, lr=lr)
+    page, names = report(tmp_path / "*"), product(("Local", "FedAvg"), ("none", "alie", "ipm"))
+    shown = {name: row(page, f"{name[0]} attack={name[1]}")[-1] for name in names}
+    assert [*shown.values()] == [f"{(n + 5) / 20:.3f}" for n in range(6)] and 'id="sweep"' in page
 
 
 def test_a_grid_has_a_cell_for_every_setting(grid: str) -> None:

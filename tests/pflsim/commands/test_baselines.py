@@ -117,6 +117,17 @@ def test_runs_are_beside_baselines_however_often_they_are_evaluated(first: str, 
     assert not any(each.objections or each.missing for each in sets)
 
 
+def test_baselines_are_left_out_where_runs_are_judged_on_another_set(tmp_path: Path, capfd: Any, caplog: Any) -> None:
+    own = [[(9, 10), (8, 10)]] * 2
+    for method in ("local", "fedavg", "pooled_regression"):
+        sets = None if method.startswith("pooled") else {"others": own}
+        made_run(tmp_path / method, own, method=method, sets=sets)
+    assert cli.main(["compare", str(tmp_path), "--set", "others"]) == 0
+    shown = capfd.readouterr().out
+    assert "FedAvg" in shown and "Pooled" not in shown and "Pooled" in caplog.text
+    assert cli.main(["compare", str(tmp_path / "pooled_regression"), "--set", "others"]) == 2
+
+
 def test_a_column_that_varies_at_a_new_client_only_is_no_input(tmp_path: Path) -> None:
     words, path = table(tmp_path / "t.csv", "value"), tmp_path / "t.csv"
     frame = pd.read_csv(path)

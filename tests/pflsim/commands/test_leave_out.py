@@ -29,7 +29,7 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     frame.to_csv(tmp_path / "t.csv", index=False)
     monkeypatch.setattr(tune, "side_by_side", in_this_process)
     given = ["data=table", f"data.path={tmp_path / 't.csv'}", "data.label=y", "data.client=site", "model=linear"]
-    return ["leave-out", *given, "rounds=2", "progress=none", "eval.newcomer_rows=[4,12]"]
+    return ["leave-out", *given, "rounds=2", "eval.newcomer_rows=[4,12]"]
 
 
 def test_each_client_is_held_out_once_and_the_same_command_continues(

@@ -10,6 +10,7 @@ import torch
 from support import dataset, partition
 
 import pflsim
+from pflsim.analysis.clients import all_intervals, client_records
 from pflsim.analysis.runs import Run
 from pflsim.config.settings import Eval, Settings
 from pflsim.data.content import row_digests
@@ -104,3 +105,7 @@ def test_a_run_is_judged_on_sets(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert judged["clients"] == 3 and judged["round"] == own["round"]
     last = run.metrics()["accuracy.personal.others.trained.mean"].iloc[-1]
     assert found["others"]["personal"]["last"]["mean"] == last
+    own = [sum(counts["test"]) for counts in run.partition["class_counts"][:3]]
+    for name, rows in {"others": own, "all": [sum(own)] * 3}.items():
+        (compared,) = pflsim.compare([run], set=name)
+        assert [each["test"] for each in client_records(compared, all_intervals(compared))] == rows
