@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
@@ -16,7 +17,7 @@ from torch.optim.swa_utils import update_bn
 
 from lightning_modules.anchor import Anchor, NamedTensors
 from lightning_modules.losses import mean_loss
-from lightning_modules.nets.frozen import Frozen
+from lightning_modules.nets.frozen import Frozen, named
 from lightning_modules.nets.net import Net, evaluating
 from lightning_modules.optimizers import KeptOptimizers, OptimizerChoice
 from lightning_modules.phases import Phase, Schedule, Stage, masked, stages
@@ -36,6 +37,17 @@ Terms = dict[str, Tensor]
 Evaluation = tuple[Terms, Sequence[Tensor | None]]
 """Loss terms and gradients; None for a parameter that the loss does not depend on."""
 Evaluate = Callable[[Sequence[Tensor], slice], Evaluation]
+
+
+def averaged(parts: Iterable[tuple[Evaluation, float]]) -> Evaluation:
+    """Return the weighted sum of the loss terms and gradients of several mini-batches."""
+    terms, gradients = Terms(), list[Tensor | None]()
+    for (found, slopes), share in parts:
+        terms = {name: value.detach() * share + terms.get(name, 0) for name, value in found.items()}
+        scaled = [None if slope is None else slope * share for slope in slopes]
+        pairs = zip(gradients or [None] * len(scaled), scaled, strict=True)
+        gradients = [new if old is None else old if new is None else old.add_(new) for old, new in pairs]
+    return terms, gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,12 +367,30 @@ class ClientModule(LightningModule):
                 "the model has no parameters, or frozen ones only; use another model, or freeze less"
             )
         choice = OptimizerChoice() if phase.plain else self.training_settings.optimizer
-        optimizer = choice.make(parameters, self.learning_rate(phase), *self.momentum_and_decay(phase))
+        lr = self.learning_rate(phase)
+        groups = choice.groups(dict(zip(names, parameters, strict=True)), self.rate_factors(choice.parts), lr)
+        optimizer = choice.make(groups, lr, *self.momentum_and_decay(phase))
         phases = self.kept_phases()
         if self.kept_optimizers is not None and phase in phases:  # others are trained outside the schedule
             self.kept_optimizers.restore(phases.index(phase), optimizer)
         masks = [(self.get_parameter(name), mask) for name, mask in self.masks_of(phase).items() if name in names]
         return Step(phase, parameters, optimizer, self.prefix(phase), masks)
+
+    def rate_factors(self, parts: Mapping[str, float]) -> dict[str, float]:
+        """Return the factors of the learning rates of `optimizer.parts` by parameter, in every net of the module.
+
+        Raises:
+            SettingsError: a pattern names no part of the client's net.
+        """
+        found: dict[str, float] = {}
+        nets = [(path, part) for path, part in self.named_modules() if isinstance(part, Net)] if parts else ()
+        for path, net in nets:
+            names = dict(net.named_parameters())
+            for pattern, factor in parts.items():
+                with suppress(*(() if net is self.net else (SettingsError,))):
+                    chosen = named(net, [pattern.removeprefix("net.")], names, "optimizer.parts")
+                    found |= {f"{path}.{name}": factor for name in chosen}
+        return found
 
     def masks_of(self, phase: Phase) -> dict[str, Tensor]:
         """Return the masks of a phase by parameter."""
@@ -414,6 +444,13 @@ class ClientModule(LightningModule):
         def evaluate(values: Sequence[Tensor], rows: slice) -> Evaluation:
             for parameter, value in zip(parameters, values, strict=True):
                 parameter.data = value
+            if self.training_settings.accumulate_grad_batches == 1:
+                return one(rows)
+            chosen, size = range(len(labels))[rows], self.training_settings.batch_size
+            parts = [chosen[at : at + size] for at in range(0, len(chosen), size)]
+            return averaged((one(slice(p.start, p.stop)), len(p) / len(chosen)) for p in parts)
+
+        def one(rows: slice) -> Evaluation:
             terms: Terms = getattr(self, phase.objective)((inputs[rows], labels[rows]))
             if not isinstance(terms, dict):
                 found = type(terms).__name__

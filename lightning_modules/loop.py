@@ -12,8 +12,9 @@ from pflsim.data.federated import Examples
 
 
 def epoch_orders(
-    n: int, stage: Stage, batch_size: int, generator: torch.Generator, smallest: int = 1, work: float = 1.0
-) -> Iterator[Tensor]:
+    n: int, stage: Stage, batch_size: int, generator: torch.Generator, smallest: int = 1, work: float = 1.0,
+    accumulate: int = 1,
+) -> Iterator[Tensor]:  # fmt: skip
     """Yield the row numbers of a stage's examples in training order, one permutation per epoch.
 
     Args:
@@ -23,11 +24,13 @@ def epoch_orders(
         generator: draws the permutations. All of them are drawn whatever `work` is, so that the next stage's
             permutations do not depend on it.
         smallest: a last batch with fewer examples is left out.
-        work: train only the first ⌈work · batches⌉ batches of the stage; in (0, 1].
+        work: take only the first ⌈work · steps⌉ steps of the stage; in (0, 1].
+        accumulate: mini-batches of a step.
     """
     rest = n % batch_size
     used = n if rest == 0 or rest >= smallest else n - rest
-    per_epoch = -(-used // batch_size)
+    per_step = batch_size * accumulate
+    per_epoch = -(-used // per_step)
     if not per_epoch:
         return
     planned = stage.batches(per_epoch)
@@ -35,7 +38,7 @@ def epoch_orders(
     for first in range(0, planned, per_epoch):
         order = torch.randperm(n, generator=generator)
         if first < trained:
-            yield order[: min(used, (trained - first) * batch_size)]
+            yield order[: min(used, (trained - first) * per_step)]
 
 
 def train(
@@ -51,11 +54,11 @@ def train(
         module: holds the initial state; changed in place.
         examples: on the module's device.
         generator: draws the order of the examples.
-        work: train only this share of each stage's mini-batches, in (0, 1].
+        work: take only this share of each stage's steps, in (0, 1].
         train_stage: takes the steps of a stage, see `lightning_modules.private_steps`; None: those of its mini-batches.
 
     Returns:
-        The number of mini-batches, and the mean over them of each named loss term.
+        The number of steps, and the mean over them of each named loss term.
     """
     module.train()
     sums: dict[str, Tensor] = {}
@@ -99,10 +102,11 @@ def _train_stage(
     work: float = 1.0,
     keep: bool = True,
 ) -> Iterator[list[Terms]]:
-    """Train a stage; yield each mini-batch's loss terms of all phases."""
-    size, steps = module.training_settings.batch_size, list[Step]()
-    orders = epoch_orders(len(examples), stage, size, generator, module.smallest_batch, work)
-    for index in (index for order in orders for index in examples.vary(order).split(size)):
+    """Train a stage; yield each step's loss terms of all phases."""
+    settings, steps = module.training_settings, list[Step]()
+    size, several = settings.batch_size, settings.accumulate_grad_batches
+    orders = epoch_orders(len(examples), stage, size, generator, module.smallest_batch, work, several)
+    for index in (index for order in orders for index in examples.vary(order).split(size * several)):
         batch = examples.batch(index)
         steps = steps or [module.make_step(phase) for phase in stage.phases]
         yield [module.optimise(batch, step) for step in steps]

@@ -23,21 +23,41 @@ class OptimizerChoice:
         name: sgd, adam, adamw, or the dotted name of a subclass of `torch.optim.Optimizer`.
         options: its arguments besides the parameters, lr, momentum and weight_decay.
         keep: whether a client's optimiser state is kept from round to round.
+        parts: by what the learning rate of a part of the net is multiplied, by pattern as in `freeze`; the last counts.
+        no_decay: whether parameters with one axis, as biases and those of normalisation layers, have no weight decay.
     """
 
     name: str = "sgd"
     options: Mapping[str, Any] = field(default_factory=dict)
     keep: bool = False
+    parts: Mapping[str, float] = field(default_factory=dict)
+    no_decay: bool = False
 
     @property
     def stackable(self) -> bool:
         """Whether lockstep can compute its steps."""
-        return not self.keep and self.name in STACKABLE and set(self.options) <= STACKABLE[self.name]
+        grouped = self.keep or self.parts or self.no_decay
+        return not grouped and self.name in STACKABLE and set(self.options) <= STACKABLE[self.name]
+
+    def groups(self, parameters: Mapping[str, Tensor], factors: Mapping[str, float], lr: float) -> list[dict[str, Any]]:
+        """Return the parameter groups of an optimiser; one without settings if all parameters are alike.
+
+        Args:
+            parameters: by name.
+            factors: of the learning rate, by name.
+            lr: the learning rate.
+        """
+        found: dict[object, dict[str, Any]] = {}
+        for name, parameter in parameters.items():
+            own: dict[str, Any] = {"lr": factors[name] * lr} if name in factors else {}
+            own |= {"weight_decay": 0.0} if self.no_decay and parameter.dim() < 2 else {}
+            found.setdefault(str(own), {"params": [], **own})["params"].append(parameter)
+        return [*found.values()]
 
     def make(
-        self, parameters: Sequence[Tensor], lr: float, momentum: float = 0.0, weight_decay: float = 0.0
+        self, parameters: Sequence[Any], lr: float, momentum: float = 0.0, weight_decay: float = 0.0
     ) -> optim.Optimizer:
-        """Return the optimiser of some parameters.
+        """Return the optimiser of some parameters, or of groups of them.
 
         Raises:
             SettingsError: the class does not exist, or does not take an option, momentum or weight decay.
@@ -143,4 +163,5 @@ class KeptOptimizers(nn.Module):
         for name, value in self.named_buffers():
             phase, *place = name.split("_", 2)
             if place and int(phase) == at:
-                yield optimizer.param_groups[0]["params"][int(place[0])], place[1], value
+                parameters = [each for group in optimizer.param_groups for each in group["params"]]
+                yield parameters[int(place[0])], place[1], value

@@ -132,7 +132,7 @@ def prepare(
     header, best = {**plan.header, "order_of_examples": order}, settings.checkpoint.best
     best = dataset.encoder is not None and settings.clients <= MOST_SAVED if best == "auto" else best
     plan = replace(plan, metrics=metrics, recorded_rows=recorded, header=header, save_best=best)
-    batches = tuple(local.local_steps or local.local_epochs * -(-size // local.batch_size) for size in sizes)
+    batches = tuple(local.local_steps or local.local_epochs * -(-size // local.step_size) for size in sizes)
     doubts = *model_checks.sharing_warnings(method, variants), *model_checks.objective_warnings(method, module)
     slow = precision_warnings(settings.precision, factory.device)
     warnings = (*dataset_warnings(dataset), *module.net.notes, *warnings, *doubts, *slow)

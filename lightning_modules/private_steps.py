@@ -87,7 +87,7 @@ class NoisySteps:
             batches: draws the batches; each row is in one with probability min(1, B/n).
             work: see there.
         """
-        n, size = len(examples), module.training_settings.batch_size
+        n, size = len(examples), module.training_settings.step_size
         steps = [module.make_step(phase) for phase in stage.phases]
 
         def batch() -> Batch:
@@ -130,7 +130,7 @@ class NoisySteps:
                     total = in_float32(value).sum()
                     sums[name] = sums[name] + total if name in sums else total
         for parameter, total in zip(parameters, totals, strict=True):
-            parameter.grad = total / module.training_settings.batch_size
+            parameter.grad = total / module.training_settings.step_size
         return {name: total / len(targets) for name, total in sums.items()}
 
 
@@ -160,7 +160,7 @@ def private_steps(
     if privacy.delta * max(sizes) >= 1:
         most = f"1/n = {1 / max(sizes):.3g}, with n of the client with the most examples"
         raise SettingsError(f"privacy.delta={privacy.delta:g}: expected below {most}")
-    size, steps = settings.batch_size, list[int]()
+    size, steps = variants[0].training_settings.step_size, list[int]()
     for client, n in enumerate(sizes):
         stages = variants[client % len(variants)].stages()
         steps.append(sum(len(stage.phases) * stage.batches(-(-n // size)) for stage in stages))

@@ -32,8 +32,9 @@ class Training:
         precision: of convolutions and matrix products. Parameters, loss terms and messages are float32 always.
         task: what is predicted, and the loss.
         local_epochs: passes over the training shard per round; ignored if local_steps is given.
-        local_steps: mini-batches per round.
+        local_steps: optimiser steps per round.
         batch_size: examples per mini-batch; the last one of an epoch may be smaller.
+        accumulate_grad_batches: mini-batches whose mean gradient, weighted by their examples, is that of a step.
         buffers: how running statistics of normalisation layers are handled.
         seed: of the run, for random decisions that clients and server make alike without a message.
         rounds: T.
@@ -57,6 +58,7 @@ class Training:
     local_epochs: int = 1
     local_steps: int | None = None
     batch_size: int = 20
+    accumulate_grad_batches: int = 1
     buffers: Buffers = "aggregate"
     seed: int = 0
     rounds: int = 1
@@ -80,6 +82,11 @@ class Training:
             local_epochs=settings.local_epochs or 1,
         )
 
+    @property
+    def step_size(self) -> int:
+        """Examples of an optimiser step."""
+        return self.batch_size * self.accumulate_grad_batches
+
     def lr_factor(self, round_number: int) -> float:
         """Return by what the learning rates of round t are multiplied; in the initial round as in round 1."""
         past = max(round_number, 1) - 1
@@ -101,6 +108,8 @@ class Training:
             raise SettingsError(
                 f"optimizer={self.optimizer.name}: {method} is defined by steps of gradient descent; use sgd"
             )
+        if self.optimizer.parts:
+            raise SettingsError(f"optimizer.parts: the equations of {method} have one learning rate; leave it out")
 
     def penalty(self, name: str, value: float) -> float:
         """Return `value`, the coefficient of a proximal term, after checking it against the learning rate.

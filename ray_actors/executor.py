@@ -174,7 +174,8 @@ class RayExecutor(BaseExecutor[ObjectRef]):
                 raise RunError(f"client actor {number} {why}") from None
             except exceptions.RayTaskError as error:
                 cause = error.cause if isinstance(error.cause, BaseException) else error
-                text = f"client actor {number} cannot start: {type(cause).__name__}: {cause}"
+                why = str(cause).partition("\ntraceback:")[0]  # of an error while Ray reads the arguments
+                text = f"client actor {number} cannot start: {type(cause).__name__}: {why}"
                 self.failure_policy.log(text, str(error))
                 raise RunError(text) from None
         self._nodes = {number: one.node for number, one in enumerate(found)}

@@ -66,7 +66,8 @@ def new_stack_size(settings: Settings, variants: Sequence[ClientModule], device:
 
 
 def _stackable(module: ClientModule) -> bool:
-    return module.lockstep and module.training_settings.optimizer.stackable
+    settings = module.training_settings
+    return module.lockstep and settings.optimizer.stackable and settings.accumulate_grad_batches == 1
 
 
 def _convolves(module: nn.Module) -> bool:

@@ -162,6 +162,8 @@ def _contradictions(settings: Settings) -> Iterator[str]:
     for key in unused:
         if (value := getattr(optimizer, key)) != getattr(ServerOptimizer, key):
             yield f"server_optimizer.{key}={value} has no effect with server_optimizer={optimizer.name}; leave it out"
+    if settings.optimizer.no_decay and not settings.weight_decay:
+        yield "optimizer.no_decay=true has no effect with weight_decay=0; leave it out"
     for number in settings.trace.rounds:
         if number > settings.rounds:
             yield f"trace.rounds={settings.trace.rounds}: round {number} does not exist; the last is {settings.rounds}"

@@ -27,6 +27,7 @@ from pflsim.config import checks
 from pflsim.config.components import COMPONENTS, NOTEBOOK, TARGET, bind, check_component, short_name, with_defaults
 from pflsim.config.help import GROUPS, groups_in
 from pflsim.config.names import FOLDER, as_value, nearest, shortened, unknown_key, written
+from pflsim.config.plugins import provided
 from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError, reading
 from pflsim.fusion import ServerOptimizer
@@ -104,6 +105,7 @@ def composed(given: Mapping[str, Any], folders: Sequence[Path]) -> Composition:
         pairs = (pair for key, value in values.items() for pair in (parts if key == "method" else {key: value}).items())
         values = dict(pairs)  # of the method's server optimiser and another one, the last counts
     _check_values(values, groups)
+    _check_plugins(values, folders)
     if quick:
         experiment = {key: value for key, value in values.items() if key == "experiment"}
         smaller = _compose(experiment, folders, groups)[0].get(QUICK)
@@ -275,7 +277,8 @@ def _compose(
     try:
         found, choices = _composed_files(lines, tuple(folders), tuple(texts))
         config = deepcopy(found)
-        for group, target in targets.items():  # instead of the file, whose settings are those of another target
+        for group, name in targets.items():  # instead of the file, whose settings are those of another target
+            target = _plugins(group).get(name, (name,))[0]
             config[group] = {"client": {TARGET: target}} if group == "method" else {TARGET: target}
         for key, value in values.items():
             if key not in groups:
@@ -327,9 +330,25 @@ def _check_values(values: Mapping[str, Any], groups: Mapping[str, Sequence[str]]
             raise SettingsError(f"{group}={written(value)}: there is no {group} of that name; {near}")
 
 
+def _plugins(group: str) -> Mapping[str, tuple[str, str]]:
+    return provided().get(group, {})
+
+
+def _check_plugins(values: Mapping[str, Any], folders: Sequence[Path]) -> None:
+    """Refuse a name that an installed package and a config file have."""
+    for group, value in values.items():
+        files = [file for folder in folders if (file := folder / group / f"{value}.yaml").exists()]
+        if isinstance(value, str) and value in _plugins(group) and files:
+            target, package = _plugins(group)[value]
+            what = f"{group}={value}: {package} and {files[0]} both have a {group} of this name"
+            raise SettingsError(f"{what}; choose that of the package by {group}={target}, or uninstall it")
+
+
 def _is_target(group: str, value: Any, groups: Mapping[str, Sequence[str]]) -> bool:
-    """Return whether a setting is GROUP=package.module.Name, the dotted name of a class or function."""
-    return group in COMPONENTS and isinstance(value, str) and "." in value and value not in groups[group]
+    """Return whether a setting names a class or function: GROUP=package.module.Name, or a name of a package."""
+    if group not in COMPONENTS or not isinstance(value, str):
+        return False
+    return value in _plugins(group) or ("." in value and value not in groups[group])
 
 
 def _with_defaults(given: Mapping[str, Any]) -> DictConfig:

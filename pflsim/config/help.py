@@ -62,6 +62,7 @@ from pathlib import Path
 from typing import Any
 
 from pflsim.config.names import program, written
+from pflsim.config.plugins import provided
 from pflsim.config.settings import Settings
 
 GROUPS = (
@@ -79,8 +80,8 @@ def usage(folders: Iterable[Path]) -> str:
 
 
 def groups_in(folders: Iterable[Path]) -> dict[str, list[str]]:
-    """Return the config groups and the names in each."""
-    found: dict[str, set[str]] = {}
+    """Return the config groups and the names in each, with those of installed packages."""
+    found: dict[str, set[str]] = {component: {*names} for component, names in provided().items()}
     for folder in folders:
         for file in folder.glob("*/*.yaml"):
             found.setdefault(file.parent.name, set()).add(file.stem)

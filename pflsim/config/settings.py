@@ -75,6 +75,10 @@ class Optimizer:
     """Its other arguments, for example {betas: [0.9, 0.99]}."""
     keep: bool = False
     """Keep its state from round to round; false: a new optimiser every round."""
+    parts: dict[str, Annotated[float, Gt(0)]] = field(default_factory=dict)
+    """Factors of the learning rate for parts of the net, by patterns as in freeze: {body: 0.1}; the last one counts."""
+    no_decay: bool = False
+    """No weight decay of biases and normalisation layers, which are the parameters with one axis."""
 
 
 @dataclass(frozen=True)
@@ -267,9 +271,11 @@ class Settings:
     local_epochs: Epochs | None = None
     """Local epochs per round; null: 1, or local_steps."""
     local_steps: Epochs | None = None
-    """Local mini-batch steps per round, instead of local_epochs."""
+    """Local optimiser steps per round, instead of local_epochs."""
     batch_size: Count = 20
     """Mini-batch size of local training."""
+    accumulate_grad_batches: Count = 1
+    """Mini-batches of an optimiser step, whose gradient is their mean by examples."""
     lr: Annotated[float, Gt(0), Le(1e30)] = 0.1
     """Learning rate of local training."""
     lr_schedule: Literal["constant", "exponential", "step", "cosine"] = "exponential"

@@ -17,6 +17,7 @@ from typing import Any, NotRequired
 import psutil
 
 from pflsim.config.names import listed
+from pflsim.config.plugins import provided
 from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
 from pflsim.records.files import keys, read_json, write_atomically
@@ -45,12 +46,13 @@ EnvironmentFile = keys({
 
 
 def versions() -> dict[str, str | None]:
-    """Return the installed versions by package name; None if a package is not installed.
+    """Return the installed versions by package name, with those of plugins; None if a package is not installed.
 
     Versions come from package metadata, without importing anything. If torch is already imported, its `__version__` is
     used, which includes the build (e.g. 2.14.1+cpu).
     """
     found = {"python": platform.python_version(), **{name: _installed(name) for name in PACKAGES}}
+    found |= dict(package.split() for names in provided().values() for _, package in names.values() if " " in package)
     if "torch" in sys.modules:
         found["torch"] = str(sys.modules["torch"].__version__)
     return found

@@ -16,6 +16,7 @@ from typing import Any
 
 from pflsim.config.components import COMPONENTS, SIDES, TARGET, kept_object, variants_of
 from pflsim.config.names import PACKAGES
+from pflsim.config.plugins import modules
 from pflsim.config.settings import Settings
 
 INSTALLED = {"site-packages", "dist-packages"}
@@ -45,6 +46,8 @@ def own_modules(settings: Settings) -> dict[str, Path]:
 def code_digests(settings: Settings) -> dict[str, str]:
     """Return the digests of the code that the settings name, without that of pflsim and installed packages.
 
+    Packages that declare entry points of pflsim are the user's.
+
     Returns:
         By module: those that targets name, and those that they import. By `__main__.NAME`: the classes and functions of
         a program or notebook, and those that they use; without those that have no source, as in an interpreter.
@@ -71,7 +74,8 @@ def _add_modules(target: str, found: dict[str, str]) -> None:
     """Add the digests of the modules in a dotted name, as far as they are the user's, and of those they import."""
     for module in accumulate(target.split("."), "{}.{}".format):
         file = None if module in NO_FILES else module_file(module)
-        if module in NO_FILES or (file and not INSTALLED.isdisjoint(file.parts)):
+        installed = file and not INSTALLED.isdisjoint(file.parts) and module.partition(".")[0] not in modules()
+        if module in NO_FILES or installed:
             return
         if file and module not in found:
             found[module] = ""

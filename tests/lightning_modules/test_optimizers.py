@@ -94,6 +94,52 @@ def test_kept_states(settings: dict[str, Any], double: None) -> None:
         assert any(not torch.equal(expected[k], v) for k, v in by_torch(w, client, 3, keep=False, **settings).items())
 
 
+@pytest.mark.parametrize("client", [Local, PerFedAvg])
+def test_accumulated_batches(client: type[ClientModule], double: None) -> None:
+    """The mean over mini-batches is that of their examples together; the last step of an epoch has a batch of one."""
+    found = list[Any]()
+    for sizes in ({"batch_size": 6}, {"batch_size": 2, "accumulate_grad_batches": 3}):
+        training = Training(lr=0.02, momentum=0.5 * (client is Local), **sizes)
+        executor = world(client, LocalServer(), training=training, data=exact(dataset())).inline()
+        found.append((rounds(executor, 2, 4), states(executor)))
+    for number, state in found[0][1].items():
+        torch.testing.assert_close(dict(found[1][1][number]), dict(state), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_parts_of_a_net(keep: bool, double: None) -> None:
+    """A factor for the body, none for the head, whose last pattern counts; biases have no weight decay."""
+    choice = OptimizerChoice(keep=keep, parts={"head": 7.0, "net.body": 0.1, "head.*": 1.0}, no_decay=True)
+    training = Training(lr=0.02, batch_size=4, momentum=0.6, weight_decay=0.3, optimizer=choice)
+    w = world(Local, LocalServer(), training=training, data=exact(dataset()))
+    executor = w.inline()
+    rounds(executor, 2, 4)
+    for client, state in states(executor).items():
+        module, shard, optimizer = w.factory.build(), w.inline().host.shards[client], None
+        for t in (1, 2):
+            if optimizer is None or not keep:
+                groups = [
+                    {"params": [p], "lr": 0.002 if ".body." in name else 0.02, "weight_decay": 0.3 * (p.dim() > 1)}
+                    for name, p in module.named_parameters() if name.startswith("net.")
+                ]  # fmt: skip
+                optimizer = torch.optim.SGD(groups, momentum=0.6)
+            for index in torch.randperm(len(shard.train), generator=torch_generator(0, "batches", client, t)).split(4):
+                optimizer.zero_grad()
+                inputs, labels = shard.train.batch(index)
+                nn.functional.cross_entropy(module.net(inputs), labels).backward()
+                optimizer.step()
+        for name, value in module.named_parameters():
+            torch.testing.assert_close(state[name], value.detach(), rtol=1e-9, atol=1e-11)
+
+
+def test_parts_that_a_run_does_not_have() -> None:
+    for client, parts, words in ((Local, {"bdy": 0.1}, "optimizer.parts=bdy"), (PFedMe, {"body": 0.1}, "pfedme")):
+        training = Training(lr=0.02, optimizer=OptimizerChoice(parts=parts))
+        with pytest.raises(SettingsError, match=words):
+            module = world(client, LocalServer(), training=training).factory.build()
+            module.make_step(Phase())
+
+
 @pytest.mark.slow
 def test_kept_states_of_several_phases() -> None:
     """Head and body have one each; none travels."""

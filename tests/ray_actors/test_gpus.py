@@ -1,9 +1,10 @@
 """Actors on GPUs, all of which are pretended here: what they ask for, what they are shown, and on what they work."""
 
+import sys
 from collections import Counter
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,6 +49,16 @@ def test_actors_share_gpus_evenly_and_compute_the_same(per_gpu: int, pool: Actor
     assert same(states(executor), states(inline))
     with pytest.raises(RunError, match="client actor 0 cannot start"):  # there is no silent way back to the CPU
         RayExecutor(replace(w, factory=replace(w.factory, device="cuda:0")), layout, pool).start()
+
+
+@pytest.mark.slow
+def test_a_package_that_the_workers_lack(pool: ActorPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "only_here", module := ModuleType("only_here"))
+    lacking = type("Client", (FedAvg,), {"__module__": "only_here"})
+    monkeypatch.setattr(module, "Client", lacking, raising=False)
+    w, layout = world(FedAvg, FedAvgServer(), sizes=(5,)), lay_out([1], Placement(), [Node("here", 8, 2, 1e6)])
+    with pytest.raises(RunError, match="client actor 0 cannot start: .*No module named 'only_here'$"):
+        RayExecutor(replace(w, factory=replace(w.factory, client=lacking)), layout, pool).start()
 
 
 # A share of the memory
