@@ -58,7 +58,12 @@ class MessageParts:
         Raises:
             SettingsError: they cannot attack this task or these data.
         """
-        clients = self.attack.attackers(settings.seed, settings.trained)
+        clients, first = self.attack.attackers(settings.seed, settings.trained), self.attack.from_round
+        if not clients and self.attack.fraction:
+            number = f"attack.fraction={self.attack.fraction:g} of {settings.trained} clients"
+            raise SettingsError(f"{number} is no malicious client; use at least {1 / settings.trained:.3g}")
+        if first > settings.rounds:
+            raise SettingsError(f"attack.from_round={first}: the last round is {settings.rounds}")
         if not clients:
             return None
         name = f"attack={component_name(settings, 'attack')}"

@@ -492,6 +492,7 @@ def judged_on(run: Run, name: str | None) -> Run:
         has = [*run.sets, *(f"new_{phase}" for phase in {*run.per_client().query("model == 'newcomer'")["phase"]})]
         none = "this run has no other test sets and no new clients; run with eval.sets or eval.holdout_clients=1"
         more = "; eval.newcomer_rows=[10] adds some, and recalibrated ones for values and two classes"
+        more *= any(each.startswith("new_") for each in has)
         raise SettingsError(f"{run.folder}: --set {name}: {nearest(name, has) + more if has else none}")
     measures = next(each.measures for line in run.history for each in line.evaluations.values())
     found = evaluation(

@@ -142,6 +142,13 @@ def _contradictions(settings: Settings) -> Iterator[str]:
         from pflsim.seeding import cohort_size  # imports torch, which most runs do not need here
 
         cohort_size((clients - held) // how.cycle, settings.fraction)
+    if settings.fraction == 1:
+        for key, value in (("spread", 0), ("last", "sampled")):
+            if (given := getattr(how, key)) != value:
+                yield f"participation.{key}={given} has no effect with fraction=1; leave it out"
+    clock = settings.clock
+    if clock.spread and clock.step_s is None and clock.down_mbps is None and clock.up_mbps is None:
+        yield f"clock.spread={clock.spread:g} needs clock.step_s, clock.down_mbps or clock.up_mbps"
     if how.cycle == 1 and how.cycle_rounds > 1:
         yield f"participation.cycle_rounds={how.cycle_rounds} needs participation.cycle above 1"
     if isinstance(few := settings.eval.clients, int) and few > clients - held > 0:

@@ -59,10 +59,10 @@ def in_text(metric: str) -> str:
     return metric.upper() if metric in ACRONYMS else metric.replace("_", " ")
 
 
-def who_is_evaluated(clients: str) -> str:
-    """Return words for what a summary says in `accuracy_of.clients`."""
+def who_is_evaluated(clients: str, attacked: bool = False) -> str:
+    """Return words for what a summary says in `accuracy_of.clients`; of an attack, malicious ones are not evaluated."""
     known = {"all": "all clients", "participants": "the participants of the round", "newcomers": "the new clients"}
-    return known.get(clients, f"{clients} clients chosen by the seed")
+    return known.get(clients, f"{clients} clients chosen by the seed") + ", without malicious ones" * attacked
 
 
 def plural(count: int, name: str) -> str:

@@ -129,7 +129,7 @@ class Console:
         if self.meta.loss:
             task = f"task {self.meta.task} (from the targets), loss {self.meta.loss}, primary metric {primary}"
             self._print(wrapped(task, self.width))
-        name, clients = in_text(primary), who_is_evaluated(self.meta.evaluated_on)
+        name, clients = in_text(primary), who_is_evaluated(self.meta.evaluated_on, bool(self.meta.attack))
         about = f"{name}: mean over {clients}, on their test data; worst: mean of the worst decile of these"
         self._print(wrapped(about, self.width))
         print_card(card, self.progress, self.stream)

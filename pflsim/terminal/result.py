@@ -26,7 +26,7 @@ from pflsim.types import ModelKind
 def accuracy_table(summary: Summary) -> Table:
     """Return the primary metric of both models in the rounds that matter."""
     meta = summary.meta
-    what, evaluated = identity(meta.method).display, who_is_evaluated(meta.evaluated_on)
+    what, evaluated = identity(meta.method).display, who_is_evaluated(meta.evaluated_on, bool(meta.attack))
     title = f"Test {in_text(meta.measures.primary)} of {what} on {meta.data}, over {evaluated}"
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("model")

@@ -126,6 +126,12 @@ class Chain(Transform):
     def __init__(self, *, parts: Sequence[dict[str, dict[str, Any]]], feedback: bool = True):
         super().__init__(feedback=feedback)
         self.parts = [self._part(name, own) for part in parts for name, own in part.items()]
+        if not self.parts:
+            raise SettingsError("uplink.parts: expected at least one transform")
+        for part in self.parts[1:]:
+            if isinstance(part, TopK | RandomK | Sign):  # it would choose among zeros, or average them
+                name = next(name for name, kind in PARTS.items() if type(part) is kind)
+                raise SettingsError(f"uplink.parts: {name} must be the first of them")
 
     def _part(self, name: str, settings: dict[str, Any]) -> Transform:
         if name not in PARTS and "." not in name or "feedback" in settings:

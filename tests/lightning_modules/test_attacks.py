@@ -135,6 +135,8 @@ def test_a_resumed_run_remembers_the_last_aggregate(tmp_path: Path) -> None:
         (["aggregator=krum", "model=cnn_bn", "model.kernel=3", "model.padding=1"], "buffers=local"),
         (["attack=sign_flip", "method=fedproto"], "method=fedproto.* attack=none"),
         (["attack=label_flip", "attack.fraction=0.6"], "attack.fraction=0.6"),
+        (["attack=label_flip", "attack.fraction=0.01"], "attack.fraction=0.01"),
+        (["attack=sign_flip", "attack.from_round=99"], "attack.from_round=99"),
         (["attack=backdoor", "attack.size=9"], "9 pixels"),
         (["attack=backdoor", "attack.target=10"], "attack.target=10"),
         (["aggregator=trimmed_mean", "aggregator.share=0.5"], "aggregator.share=0.5"),

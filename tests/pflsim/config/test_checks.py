@@ -85,6 +85,9 @@ def test_values_out_of_bounds(text: str) -> None:
         ({"participation__cycle": 11}, "participation.cycle=11 .* 10 clients"),
         ({"participation__cycle": 5, "fraction": 0.2}, "fraction=0.2 .* 2 clients"),
         ({"participation__cycle_rounds": 2}, "participation.cycle_rounds=2 .*participation.cycle"),
+        ({"participation__spread": 1.0}, "participation.spread=1.0 .*fraction=1"),
+        ({"participation__last": "all"}, "participation.last=all .*fraction=1"),
+        ({"clock__spread": 0.5}, "clock.spread=0.5 .*clock.step_s"),
         ({"eval__clients": 6, "clients": 10, "eval__holdout_clients": 5}, "eval.clients=6: only 5 clients"),
         ({"eval__sets": ["others"], "eval__holdout_clients": 9}, "eval.sets=.others]: others needs"),
         ({"eval__sets": ["others"], "eval__severity": 2}, "eval.severity=2"),
@@ -108,8 +111,8 @@ def test_contradictions(changes: dict[str, Any], keys: str) -> None:
 @pytest.mark.parametrize("key", list(CHOICES))
 def test_choices_are_accepted_and_nothing_else(key: str) -> None:
     for choice in CHOICES[key]:
-        gpus = {"placement__gpus": 1} if choice == "cuda" else {}
-        checked(**{key: choice}, **gpus)
+        needed = {"cuda": {"placement__gpus": 1}, "all": {"fraction": 0.5}}.get(choice, {})
+        checked(**{key: choice}, **needed)
     with pytest.raises(SettingsError, match=f"expected .*{str(CHOICES[key][0]).lower()}.* or {CHOICES[key][-1]}"):
         checked(**{key: "zzz"})
 

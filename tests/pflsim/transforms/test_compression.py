@@ -34,7 +34,11 @@ def played(transform: Transform, *changes: list[float]) -> tuple[list[float], li
         (Sign(), [CHANGE], ([2.125, -2.125, 2.125, -2.125], [0.875, 1.125, -1.625, -1.875], 5)),
         (Transform(feedback=False), [CHANGE], (CHANGE, [], 16)),
         (Quantize(bits=3), [[0, 0, 0, 0]], ([0, 0, 0, 0], [], 6)),
-        (Chain(parts=[{"topk": {"share": 0.25}}, {"sign": {}}]), [CHANGE], ([0, 0, 0, -1], [3, -1, 0.5, -3], 6)),
+        (
+            Chain(parts=[{"topk": {"share": 0.25}}, {"quantize": {"bits": 2}}]),
+            [CHANGE],
+            ([0, 0, 0, -4], [3, -1, 0.5, 0], 6),
+        ),
     ],
 )
 def test_golden_values(transform: Transform, changes: Any, expected: Any) -> None:
@@ -109,8 +113,12 @@ def test_what_is_not_sent_is_kept(transform: Transform) -> None:
 
 
 @pytest.mark.parametrize(
-    "part", [{"top": {}}, {"topk": {"shar": 1}}, {"topk": {"share": 2}}, {"quantize": {"feedback": True}}]
-)
-def test_wrong_parts_are_refused(part: Any) -> None:
+    "parts",
+    [
+        [{"top": {}}], [{"topk": {"shar": 1}}], [{"topk": {"share": 2}}], [{"quantize": {"feedback": True}}], [],
+        [{"topk": {}}, {"sign": {}}], [{"topk": {}}, {"random_k": {}}],
+    ],
+)  # fmt: skip
+def test_wrong_parts_are_refused(parts: Any) -> None:
     with pytest.raises(SettingsError, match="uplink.parts"):
-        Chain(parts=[part])
+        Chain(parts=parts)
