@@ -11,6 +11,7 @@ from scipy.stats import chi2
 import pflsim
 from pflsim.errors import SettingsError
 from pflsim.privacy import epsilon
+from pflsim.records.trace import read_matrices
 from pflsim.servers.fedavg import FedAvg
 from pflsim.servers.privacy import Release
 
@@ -86,6 +87,14 @@ def test_what_a_run_spends(tmp_path: Path) -> None:
     assert epsilon(0.5, found, 0.01, 3) <= 5 < epsilon(0.5, found - 0.001, 0.01, 3)
     with pytest.raises(SettingsError, match=r"spends .* 30 rounds"):
         pflsim.resume(budget, rounds=30)
+
+
+def test_the_adapted_clip_norm_is_in_the_diagnostics(tmp_path: Path) -> None:
+    made = run(tmp_path / "run", privacy={**CLIENT, "adapt": True})
+    diagnostics: Any = read_matrices(made.folder)
+    (found,) = (matrix.values for matrix in diagnostics.matrices if matrix.name == "clip_norm")
+    saved = torch.load(next(made.folder.glob("checkpoints/round_0003/server.pt")))
+    assert found.item() == pytest.approx(saved["memory"]["clip"].item()) and found.item() != 1
 
 
 @pytest.mark.parametrize("more", [{"privacy": {**CLIENT, "noise": 0.0}}, {"method": "local"}, {"privacy": "none"}])

@@ -237,7 +237,7 @@ def test_epsilon_of_a_run_and_of_its_continuation(tmp_path: Path, capsys: pytest
 
 def test_a_budget(tmp_path: Path, monkeypatch: Any) -> None:
     pytest.importorskip("dp_accounting")
-    made = run(tmp_path / "run", "privacy.noise=null", "privacy.epsilon=3")
+    made = run(tmp_path / "run", "privacy.noise=null", "privacy.epsilon=3", "clients=2")
     about, noise = privacy_of(made), made.config["privacy"]["noise"]
     each = zip(about["sampling"], noise, about["steps"], strict=True)
     assert all(epsilon(q, z, 1e-4, 2 * t) <= 3 < epsilon(q, z - 0.001, 1e-4, 2 * t) for q, z, t in each)
