@@ -80,8 +80,8 @@ def test_what_a_run_spends(tmp_path: Path) -> None:
     assert (half.folder / "per_client.csv").read_bytes() == (made.folder / "per_client.csv").read_bytes()
     row = pflsim.compare([made], at="last")[0].rows[0]
     assert row.figures["epsilon"].values[0] == pytest.approx(epsilon(0.5, 0.6, 0.01, row.rounds[0]))
-    shown = pflsim.compare([made])[0].rows[0].figures["epsilon"].mean
-    assert f'<td class="num" data-v="{shown}">' in pflsim.report(made).read_text()
+    spent = pflsim.compare([made])[0].rows[0].figures["epsilon"].mean
+    assert f'<td class="num" data-v="{spent}">' in pflsim.report(made).read_text()
     budget = run(tmp_path / "budget", privacy={"name": "client", "epsilon": 5.0, "delta": 0.01})
     found = budget.config["privacy"]["noise"]
     assert epsilon(0.5, found, 0.01, 3) <= 5 < epsilon(0.5, found - 0.001, 0.01, 3)

@@ -92,8 +92,9 @@ def _why(folder: Path, run: Run | None) -> tuple[str, str]:
 def _benchmark(whole: Comparison, target: Mapping[str, Any]) -> Benchmark:
     grid = None if check_evaluation(whole.groups) else grid_of(whole.groups, whole.choice)
     beside = [row.group for row in whole.baselines]
-    few = grid and len(whole.groups) > MAX_GROUPS
-    comparison = compare([*grid.shown, *beside], whole.choice, **target) if few else whole
+    comparison = whole
+    if grid and len(whole.groups) > MAX_GROUPS:
+        comparison = compare([*grid.shown, *beside], whole.choice, **target)
     return Benchmark(comparison, whole, grid)
 
 
