@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -38,24 +38,41 @@ def freeze(net: nn.Module, patterns: Sequence[str] = ()) -> None:
         SettingsError: a pattern names nothing.
     """
     parameters = dict(net.named_parameters(remove_duplicate=False))
-    own = getattr(net, "name_of", str)  # of a key, in the module of a user
-    for pattern in patterns:
-        chosen = [
-            p
-            for name, p in parameters.items()
-            if any(fnmatchcase(each, form) for each in (name, own(name)) for form in (pattern, f"{pattern}.*"))
-        ]
-        if not chosen:
-            names = [*parameters, *(name for name, _ in net.named_modules() if name)]
-            raise SettingsError(f"freeze={pattern}: the model has no such parameters; {nearest(pattern, names)}")
-        for parameter in chosen:
-            parameter.requires_grad_(False)
+    for name in named(net, patterns, parameters, "freeze"):
+        parameters[name].requires_grad_(False)
     constants = {p: p.detach().as_subclass(Frozen) for p in parameters.values() if not p.requires_grad}
     for name, parameter in parameters.items():
         if parameter in constants:
             owner, _, key = name.rpartition(".")
             del net.get_submodule(owner)._parameters[key]
             net.get_submodule(owner).register_buffer(key, constants[parameter], persistent=False)
+
+
+def named(net: nn.Module, patterns: Sequence[str], names: Collection[str], setting: str) -> set[str]:
+    """Return those of some tensors of a net that a pattern names.
+
+    Args:
+        net: has the tensors.
+        patterns: see `freeze`.
+        names: of the tensors.
+        setting: the name of the setting that has the patterns, for errors.
+
+    Raises:
+        SettingsError: a pattern names nothing.
+    """
+    own = getattr(net, "name_of", str)  # of a key, in the module of a user
+    found = set[str]()
+    for pattern in patterns:
+        chosen = {
+            name
+            for name in names
+            if any(fnmatchcase(each, form) for each in (name, own(name)) for form in (pattern, f"{pattern}.*"))
+        }
+        if not chosen:
+            known = [*names, *(name for name, _ in net.named_modules() if name)]
+            raise SettingsError(f"{setting}={pattern}: the model has no such parameters; {nearest(pattern, known)}")
+        found |= chosen
+    return found
 
 
 def frozen(module: nn.Module) -> dict[str, Tensor]:
