@@ -101,8 +101,8 @@ class ClientModule(LightningModule):
     """Whether features of different clients are compared, and therefore need one shape."""
     needs_classes: ClassVar[bool] = False
     """Whether the method needs one class per example and one score per class, for example for class means."""
-    needs_validation: ClassVar[bool] = False
-    """Whether every client needs validation examples."""
+    needs_validation: bool | str = False
+    """Whether every client needs validation examples; a text says how the method does without."""
     lockstep: bool = False
     """Whether clients may be stacked and trained together. Requires that every objective is a function of the batch,
     the parameters and the buffers only, without control flow on their values, and that `receive` and `before_training`

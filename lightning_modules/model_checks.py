@@ -390,9 +390,9 @@ def check_validation(method: str, module: ClientModule, partition: Partition) ->
         SettingsError: a client has none; the message names the client.
     """
     without = [client for client, rows in enumerate(partition.val) if not len(rows)]
-    if module.needs_validation and without:
+    if (needs := module.needs_validation) and without:
         raise SettingsError(
             f"{method} needs validation examples at every client, but {partition.called(without[0])} has none (so do "
             f"{len(without)} of {partition.clients} clients); set split.validation above 0, and give each client at "
-            "least two training examples"
+            "least two training examples" + f", or {needs}" * isinstance(needs, str)
         )

@@ -55,6 +55,7 @@ TABLE = {
     "gpfl": ("personal trained", f"embeddings {BODY} valve", f"embeddings {BODY} valve"),
     "heurpfedla": ("personal received", BODY, NET),
     "ifca": ("personal received", "extra/model", f"{NET} number/cluster"),
+    "knn_per": ("personal received", NET, NET),
     "l2gd": ("personal trained", NET, ""),
     "lg_fedavg": ("personal received", HEAD, HEAD),
     "local": ("personal trained", "", ""),
@@ -139,6 +140,7 @@ fesem: groups=0 groups=-1 groups=5
 floco: endpoints=0 rho=-0.1 sampling=l2 warmup=-0.1 warmup=1.5
 gpfl: lam=-1 mu=-1
 ifca: groups=0
+knn_per: neighbours=0 scale=0 capacity=0 lam=1.1
 l2gd: lam=-1 p=1 p=-0.1 p=nan
 moon: mu=-0.1 temperature=0
 per_fedavg: alpha=-0.1 delta=0 delta=9e-7
@@ -231,6 +233,7 @@ REDUCTIONS = [
     ("fesem groups=1", "pfedcfr r=0 mu=0", "net", False),
     ("heurpfedla k=0", "pfedla", "net", False),
     ("ifca groups=1", "fedavg", "net", False),
+    ("knn_per", "fedavg", "net", True),
     ("l2gd p=0", "local", "net", False),
     ("moon mu=0", "fedavg", "net", False),
     ("pfedcfr r=1 unit=model", "fedamp", "net", False),
@@ -274,7 +277,7 @@ def test_newcomers_start_from_the_global_model(method: str) -> None:
     joining = EvalRequest("personal", "received", (3,), ("test",), 2, joining=True)
     rows = executor.evaluate(joining, executor.send([3], joining=True))
     for common in executor.evaluate(EvalRequest("global", "received", (3,), ("test",), 2)):
-        assert (rows[0].loss == common.loss) == (method not in ("fedbabu", "fedrod", "per_fedavg"))
+        assert (rows[0].loss == common.loss) == (method not in ("fedbabu", "fedrod", "knn_per", "per_fedavg"))
 
 
 ODD = [  # products in bfloat16, a body without parameters, and features that are maps
