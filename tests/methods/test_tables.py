@@ -43,6 +43,7 @@ TABLE = {
     "fedgh": ("personal trained", HEAD, MEANS),
     "fedpac": ("personal received", f"{NET} {MEANS}", f"extra/weighted_means {NET} number/variance {MEANS}"),
     "fedper": ("personal trained", BODY, BODY),
+    "fedphp": ("personal received", NET, NET),
     "fedproto": ("personal received", MEANS, MEANS),
     "fedprox": ("global trained", NET, NET),
     "fedrep": ("personal trained", BODY, BODY),
@@ -132,6 +133,7 @@ fedfomo: models=0 epsilon=1.5 epsilon_decay=-0.1
 fedgh: server_lr=0 server_epochs=0 server_batch=0
 fedpac: lam=-1 head_epochs=0 head_lr=0 min_weight=1 min_weight=-0.1
 fedper: base=3 base=-1 base=1.5 base=tail private=head private=[head,hed]
+fedphp: lam=-0.1 lam=1.5 hint=both most=1.1 temperature=0
 fedproto: lam=-1 predict=nearest
 fedrep: head_epochs=0 body_epochs=0 body_epochs=-1 private=[hed]
 fedselect: p=-0.1 p=1.1 alpha=-0.1 alpha=1.1 every=0 reference=last
@@ -225,6 +227,7 @@ REDUCTIONS = [
     ("fedper base=0", "local", "net", False),
     ("fedper private=[head]", "fedper", "net", True),
     ("fedper private=[body,head]", "local", "net", False),
+    ("fedphp lam=0", "fedavg", "net", False),
     ("fedproto lam=0", "local", "net", False),
     ("fedprox mu=0", "fedavg", "net", False),
     ("fedrep private=[head]", "fedrep", "net", True),
