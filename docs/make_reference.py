@@ -23,6 +23,9 @@ from pflsim.tasks.task import LOSSES
 
 PAGE = Path(__file__).with_name("reference.md")
 VARIANTS = "A list of settings that replace those of this model; client i gets entry i modulo its length."
+COMMON = (
+    "The net that fml trains beside this model: settings that replace those of this model, or those of a `_target_`."
+)
 BINS = "With regression, the number of quantiles of the first target that take the place of classes."
 DEFAULTS = ChainMap(
     *(entry for entry in yaml.safe_load((CONFIGS / "config.yaml").read_text())["defaults"] if entry != "_self_")
@@ -69,10 +72,10 @@ def _component(group: str, file: Path) -> Iterator[str]:
         yield _row(name, about)
         return
     yield _row(name, "", "", about)
-    meanings = {"variants": VARIANTS, "bins": BINS}
+    meanings = {"variants": VARIANTS, "common": COMMON, "bins": BINS}
     for docstring in reversed(docstrings):
         meanings |= _arguments(docstring)
-    for key, parameter in settings_of(targets, group).items():
+    for key, parameter in settings_of(targets, group, ["common"] if group == "model" else []).items():
         yield _row("", f"`{group}.{key}`", f"`{written(node.get(key, parameter.default))}`", meanings.get(key, ""))
 
 

@@ -12,7 +12,7 @@ from lightning_modules.hosts.client_factory import ClientFactory, MakesClient, M
 from lightning_modules.hosts.devices import client_device, precision_warnings, torch_threads
 from lightning_modules.lockstep.stacks import groups, new_stack_size, stacks
 from lightning_modules.nets.adjust import Adjustments
-from lightning_modules.nets.own import bind_models
+from lightning_modules.nets.own import bind_common, bind_models
 from lightning_modules.optimizers import optimizer_class
 from lightning_modules.training import Training
 from lightning_modules.trial import try_clients
@@ -93,6 +93,7 @@ def prepare(
         augment=settings.augment,
         metrics=metrics,
         on_nonfinite=settings.on_nonfinite,
+        common=model_checks.fitted(bind_common(settings, make_client, MakesNet), dataset, settings),
         uplink=None if type(uplink) is Transform else uplink,
         attackers=_attackers(settings, attack, dataset, partition),
     )
