@@ -23,9 +23,7 @@ from pflsim.tasks.task import LOSSES
 
 PAGE = Path(__file__).with_name("reference.md")
 VARIANTS = "A list of settings that replace those of this model; client i gets entry i modulo its length."
-COMMON = (
-    "The net that fml trains beside this model: settings that replace those of this model, or those of a `_target_`."
-)
+COMMON = "The net that fml and fedmrl train beside this model: settings that replace its own, or those of a `_target_`."
 BINS = "With regression, the number of quantiles of the first target that take the place of classes."
 DEFAULTS = ChainMap(
     *(entry for entry in yaml.safe_load((CONFIGS / "config.yaml").read_text())["defaults"] if entry != "_self_")

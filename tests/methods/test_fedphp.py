@@ -21,7 +21,7 @@ from by_hand import (
     started,
     values,
 )
-from support import World, nets, normed, play, rounds, run_cohorts, same, softmax, states, world
+from support import World, nets, normed, play, rounds, run_cohorts, same, softmax, states, steps_of, world
 
 from lightning_modules.losses import adaptive_discrepancy, soft_cross_entropy
 from lightning_modules.methods.fedphp import FedPHP
@@ -134,6 +134,13 @@ def test_without_a_share_that_stays_it_is_the_last_trained_model() -> None:
     own, inherited = nets(found), nets(found, "inherited")
     renamed = {c: {k.replace("inherited", "net", 1): v for k, v in s.items()} for c, s in inherited.items()}
     assert same({c: renamed[c] for c in (0, 1, 3)}, {c: own[c] for c in (0, 1, 3)})
+
+
+def test_the_inherited_model_stays_as_it_is_in_training() -> None:
+    """Its running statistics too, since it gives its hints in evaluation mode."""
+    for hint in ("kd", "mmd"):
+        seen = steps_of(fedphp(normed, hint=hint).inline())
+        assert seen and not any(name.startswith("inherited.") for _, moved in seen for name in moved)
 
 
 def test_a_client_that_never_trained_is_judged_by_measured_statistics() -> None:

@@ -41,6 +41,7 @@ TABLE = {
     "fedfcd": ("personal trained", f"global_head {MEANS}", MEANS),
     "fedfomo": ("personal trained", "extra/candidate", f"{NET} number/usefulness"),
     "fedgh": ("personal trained", HEAD, MEANS),
+    "fedmrl": ("personal trained", "common", "common"),
     "fedpac": ("personal received", f"{NET} {MEANS}", f"extra/weighted_means {NET} number/variance {MEANS}"),
     "fedper": ("personal trained", BODY, BODY),
     "fedphp": ("personal received", NET, NET),
@@ -71,7 +72,8 @@ TABLE = {
     "r_pfedpm": ("personal trained", MEANS, MEANS),
     "scaffold": ("global trained", f"extra/net {NET}", f"extra/net {NET}"),
 }
-OF_SEVERAL_SHAPES = {"fedfcd", "fedgh", "fedproto", "fedtgp", "lg_fedavg", "local", "pfedpm", "r_pfedpm"}
+OF_SEVERAL_SHAPES = {"fedfcd", "fedgh", "fedproto", "fedtgp", "lg_fedavg", "pfedpm", "r_pfedpm"}
+OF_ANY_SHAPES = {"fedmrl", "local"}
 """Methods for clients with models of their own."""
 NO_GLOBAL = {"fedfcd", "fedfomo", "fedgh", "fedproto", "fedtgp", "fesem", "gpfl", "heurpfedla", "ifca", "local"}
 NO_GLOBAL |= {"fedcp", "fedpac", "pfedfda"}
@@ -199,13 +201,14 @@ def test_runs_that_are_refused(words: str, said: str) -> None:
 @pytest.mark.parametrize("method", METHOD_PARAMS)
 def test_models_of_several_shapes(method: str) -> None:
     """Some methods take bodies of several depths, with features of one shape; others name the client that differs."""
-    if method in OF_SEVERAL_SHAPES:
-        executor = inline(job(method, "model.variants=[{hidden:[7,5]},{hidden:[5]}]"))
+    if method in OF_SEVERAL_SHAPES | OF_ANY_SHAPES:
+        common = ["model.common={hidden:[5]}"] * (method == "fedmrl")
+        executor = inline(job(method, "model.variants=[{hidden:[7,5]},{hidden:[5]}]", *common))
         rounds(executor, 2, 4)
         assert [("net.body.fc2.weight" in states(executor)[c]) for c in ALL] == [True, False] * 2
         rows = executor.evaluate(EvalRequest("personal", "received", ALL, ("test",), 2))
         assert all(row.loss == row.loss for row in rows)
-    if method != "local":
+    if method not in OF_ANY_SHAPES:
         with pytest.raises(SettingsError, match="client 1"):
             job(method, "model.variants=[{hidden:[5]},{hidden:[6]}]")
 
