@@ -96,11 +96,11 @@ class FedPHP(ClientModule):
         rounds = max(1, math.floor(training.fraction * training.rounds + 1e-9))  # 0.29·100 is 28.999999999999996
         keep = self.most * min(1.0, int(self.taken) / rounds)
         trained = self.net.state_dict()
-        for name, value in self.inherited.state_dict().items():
-            if value.is_floating_point():
-                value.mul_(keep).add_(trained[name], alpha=1 - keep)
-            else:
-                value.copy_(trained[name])
+        found = {
+            name: torch.lerp(trained[name], value, keep) if value.is_floating_point() else trained[name]
+            for name, value in self.inherited.state_dict().items()
+        }
+        load(self.inherited, found)
         self.taken += 1
         return super().reply(shard)
 
