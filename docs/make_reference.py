@@ -35,6 +35,7 @@ TAKEN = {
 }  # fmt: skip
 """Heads of the columns of `REFUSALS`."""
 VARIANTS = "A list of settings that replace those of this model; client i gets entry i modulo its length."
+COMMON = "The net that fml and fedmrl train beside this model: settings that replace its own, or those of a `_target_`."
 BINS = "With regression, the number of quantiles of the first target that take the place of classes."
 DEFAULTS = ChainMap(
     *(entry for entry in yaml.safe_load((CONFIGS / "config.yaml").read_text())["defaults"] if entry != "_self_")
@@ -87,10 +88,10 @@ def _component(group: str, file: Path) -> Iterator[str]:
         yield _row(name, about)
         return
     yield _row(name, "", "", about)
-    meanings = {"variants": VARIANTS, "bins": BINS}
+    meanings = {"variants": VARIANTS, "common": COMMON, "bins": BINS}
     for docstring in reversed(docstrings):
         meanings |= _arguments(docstring)
-    for key, parameter in settings_of(targets, group).items():
+    for key, parameter in settings_of(targets, group, ["common"] if group == "model" else []).items():
         yield _row("", f"`{group}.{key}`", f"`{written(node.get(key, parameter.default))}`", meanings.get(key, ""))
 
 

@@ -113,8 +113,11 @@ class ClientModule(LightningModule):
     """Whether features of different clients are compared, and therefore need one shape."""
     needs_classes: ClassVar[bool] = False
     """Whether the method needs one class per example and one score per class, for example for class means."""
-    needs_validation: ClassVar[bool] = False
-    """Whether every client needs validation examples."""
+    needs_validation: bool | str = False
+    """Whether every client needs validation examples; a text says how the method does without."""
+    common_net: ClassVar[bool] = False
+    """Whether `__init__` has a keyword `common`, which is no setting: a net of the architecture `model.common` with the
+    same initial values for all clients. See `lightning_modules.common_net.CommonNet`."""
     lockstep: bool = False
     """Whether clients may be stacked and trained together. Requires that every objective is a function of the batch,
     the parameters and the buffers only, without control flow on their values, and that `receive` and `before_training`
@@ -328,8 +331,13 @@ class ClientModule(LightningModule):
         n = len(examples)
         batches = -(-n // batch_size)
         if n and self.training_settings.buffers == "recalibrate":
-            # strided batches have equal sizes, since all count the same, and a mix of classes
-            update_bn((examples.batch(torch.arange(first, n, batches)) for first in range(batches)), self.net)
+            for net in self.measured(model):
+                # strided batches have equal sizes, since all count the same, and a mix of classes
+                update_bn((examples.batch(torch.arange(first, n, batches)) for first in range(batches)), net)
+
+    def measured(self, model: ModelKind) -> tuple[nn.Module, ...]:
+        """Return the nets whose running statistics `recalibrate` measures before this model predicts."""
+        return (self.net,)
 
     def load_model(self, weights: Tensors, shard: Shard) -> None:
         """Load weights; with `buffers=recalibrate`, measure running statistics on the client's training examples."""
@@ -349,8 +357,8 @@ class ClientModule(LightningModule):
 
     @property
     def smallest_batch(self) -> int:
-        """Minimum number of examples per training batch: 2 with batch normalisation in the net, else 1."""
-        return 2 if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in self.net.modules()) else 1
+        """Minimum number of examples per training batch: 2 with batch normalisation, else 1."""
+        return 2 if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in self.modules()) else 1
 
     def stages(self) -> tuple[Stage, ...]:
         """Return the stages of the schedule, with the run's lengths filled in."""

@@ -24,7 +24,7 @@ from lightning_modules.hosts.exchange import MEMORY
 from lightning_modules.nets.adjust import Adjustments, save_adapters
 from lightning_modules.nets.frozen import frozen, load_frozen
 from lightning_modules.nets.net import choose_memory_format
-from lightning_modules.nets.own import OwnNet, bind_models
+from lightning_modules.nets.own import OwnNet, bind_common, bind_models
 from lightning_modules.training import Training
 from pflsim.analysis.runs import PartitionFile, read_run
 from pflsim.config.components import bind_method, component_name, reading_folder
@@ -181,22 +181,24 @@ class SavedModels:
         self._values = list(record.get("values", map(str, range(self._classes))))
         self._encoder = read_encoder(folder)
         make_client, self._make_rule = bind_method(self.settings.method)
-        nets, tokens = bind_models(self.settings, None), self._inputs["tokens"]
+        nets = bind_models(self.settings, None)
+        every, tokens = (*nets, *bind_common(self.settings, make_client, None)), self._inputs["tokens"]
         if tokens is not None:
-            nets = tuple(partial(net, vocabulary=net.keywords.get("vocabulary") or tokens) for net in nets)
+            every = tuple(partial(net, vocabulary=net.keywords.get("vocabulary") or tokens) for net in every)
         training = replace(Training.of(self.settings), task=Task.of(task, self.settings.task))
         shape, outputs = tuple(self._inputs["shape"]), training.task.outputs
         if fields := tuple(self._inputs.get("fields", ())):
-            nets = tuple(partial(net, fields=fields) for net in nets)
+            every = tuple(partial(net, fields=fields) for net in every)
         adjust = replace(Adjustments.of(self.settings), weights=None)  # the run has them
         self.folder, seed = folder, self.settings.seed
-        self._factory = ClientFactory(make_client, nets, training, shape, outputs, seed, adjust)
+        models, common = every[: len(nets)], every[len(nets) :]
+        self._factory = ClientFactory(make_client, models, training, shape, outputs, seed, adjust, common=common)
 
     def _module(self, variant: int = 0) -> ClientModule:
         """Return a module with its initial values."""
         module = self._factory.build(variant)
         load_frozen(self.folder, variant, module.net)
-        choose_memory_format(module, module.net)  # as in the run: the order of sums depends on it
+        choose_memory_format(module)  # as in the run: the order of sums depends on it
         return module
 
     @cached_property
@@ -276,10 +278,11 @@ class SavedModels:
         weights = rule.global_weights(state)
         if weights is None:
             raise SettingsError(f"{self.method} has no global model")
+        part = "common." if module.common_net else "net."
         own = [
             key
             for key, value in module.state_dict().items()
-            if key.startswith("net.") and key not in {*weights, *module.shared_buffers()} and value.is_floating_point()
+            if key.startswith(part) and key not in {*weights, *module.shared_buffers()} and value.is_floating_point()
         ]
         if client is None and own:
             raise SettingsError(

@@ -11,7 +11,10 @@ from lightning_modules.predictions import totals
 from pflsim.data.federated import Examples
 from pflsim.tasks.task import Criterion, cross_entropy
 
-__all__ = ["alignment", "cross_entropy", "inner_product", "maximum_mean_discrepancy", "mean_loss", "proximal"]
+__all__ = [
+    "adaptive_discrepancy", "alignment", "cross_entropy", "inner_product", "maximum_mean_discrepancy", "mean_loss",
+    "proximal", "soft_cross_entropy",
+]  # fmt: skip
 KERNEL_VARIANCES = (10, 15, 20, 50)
 """Variances σ of the Gaussian kernels of `maximum_mean_discrepancy`; those of FedCP's program."""
 
@@ -70,6 +73,30 @@ def maximum_mean_discrepancy(x: Float[Tensor, "B D"], y: Float[Tensor, "B D"]) -
         return torch.stack([torch.exp(squares / (-2 * variance)) for variance in KERNEL_VARIANCES]).sum(0)
 
     return (kernel(x, x) + kernel(y, y) - 2 * kernel(x, y)).mean()
+
+
+def adaptive_discrepancy(x: Float[Tensor, "B D"], y: Float[Tensor, "B D"]) -> Float[Tensor, ""]:
+    """Return 1/B² · Σ_ab K(x_a, x_b) + K(y_a, y_b) − 2·K(x_a, y_b) with kernels as wide as the samples (FedPHP).
+
+    K(a, b) = Σ_{k=0..4} exp(−‖a − b‖²/(s·2^k/4)). s is the mean of ‖a − b‖² over the pairs of different examples of
+    both samples together; it gets no gradient.
+    """
+    both, size = torch.cat((x, y)), len(x)
+    norms = both.square().sum(1)
+    squares = norms[:, None] + norms - 2 * both @ both.T
+    width = squares.detach().sum() / (len(both) ** 2 - len(both)) + 1e-8
+    kernel = torch.stack([torch.exp(-squares / (width * 2**k / 4)) for k in range(5)]).sum(0)
+    return (kernel[:size, :size] + kernel[size:, size:] - 2 * kernel[:size, size:]).mean()
+
+
+def soft_cross_entropy(target: Float[Tensor, "B C"], scores: Float[Tensor, "B C"]) -> Float[Tensor, " B"]:
+    """Return −Σ_c t_c · log softmax_c(scores) of each example.
+
+    Args:
+        target: t, probabilities.
+        scores: logits.
+    """
+    return -(target * scores.log_softmax(1)).sum(1)
 
 
 def mean_loss(net: nn.Module, examples: Examples, criterion: Criterion | None = None) -> float:

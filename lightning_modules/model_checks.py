@@ -31,7 +31,7 @@ from pflsim.config.validate import bounded
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Examples, Partition
 from pflsim.errors import SettingsError, in_one_line
-from pflsim.params import NET, NOTHING, Selector
+from pflsim.params import COMMON, NET, NOTHING, Selector
 from pflsim.seeding import seeded_global
 from pflsim.servers.aggregators import Aggregator
 from pflsim.servers.base import MeanRule, ServerRule
@@ -153,19 +153,21 @@ def in_lockstep(
         SettingsError: lockstep=true, but a model cannot be stacked.
     """
     clients = min(2, max(map(len, factory.stacks), default=0))
-    for module in variants if clients else ():
-        client = ClientModule(deepcopy(module.net).train(), factory.training)  # without hooks of parameters
+    nets: list[Any] = [module.net for module in variants]
+    nets += [variants[0].common] if variants[0].common_net else []
+    for net in nets if clients else ():
+        client = ClientModule(deepcopy(net).train(), factory.training)  # without hooks of parameters
         stacked = {name: torch.stack([value] * clients) for name, value in clone_state(client).items()}
         size = clients, factory.training.batch_size
         labels = torch.zeros(*size, *dataset.y.shape[1:], dtype=torch.from_numpy(dataset.y[:1]).dtype)
         kind = torch.get_default_dtype() if dataset.tokens is None else torch.int64
         batch = torch.zeros(*size, *dataset.input_shape, dtype=kind), labels
-        own = isinstance(module.net, OwnNet) or not type(module.net).__module__.startswith("lightning_modules.")
-        parts = [part for _, part in module.net.named_modules(remove_duplicate=False)]
+        own = isinstance(net, OwnNet) or not type(net).__module__.startswith("lightning_modules.")
+        parts = [part for _, part in net.named_modules(remove_duplicate=False)]
         try:
-            constants = {*frozen(module.net).values()}
+            constants = {*frozen(net).values()}
             full = [part for part in parts if {*part.parameters(), *part.buffers()} - constants]
-            named = module.net.named_buffers(remove_duplicate=False)
+            named = net.named_buffers(remove_duplicate=False)
             buffers = [id(value) for _, value in named if value not in constants]
             if len({*full}) < len(full) or len({*buffers}) < len(buffers):
                 raise ValueError("one module or buffer has two names")
@@ -175,9 +177,9 @@ def in_lockstep(
                 if generators != (random.getstate(), str(np.random.get_state())):
                     raise ValueError("a traced step would repeat its numbers from random or numpy.random")
             hooked = any(part._backward_hooks or part._backward_pre_hooks for part in parts)
-            if hooks.found or hooked or any(parameter._backward_hooks for parameter in module.net.parameters()):
+            if hooks.found or hooked or any(parameter._backward_hooks for parameter in net.parameters()):
                 raise ValueError("a traced step would not call the hooks of gradients")
-            for width in {1, clients} if module.criterion.loss is not None or own else ():  # alone without vmap
+            for width in {1, clients} if client.criterion.loss is not None or own else ():  # alone without vmap
                 values, some = (
                     {name: value[:width] for name, value in stacked.items()},
                     (batch[0][:width], labels[:width]),
@@ -325,7 +327,8 @@ def check_phases(method: str, variants: Sequence[ClientModule]) -> None:
             for example that of the body if the model has only a head.
     """
     for module in variants:
-        if {*module.net.body.parameters()} & {*module.net.head.parameters()} and module.shared not in (NET, NOTHING):
+        whole = module.shared in (NET, NOTHING, COMMON)
+        if {*module.net.body.parameters()} & {*module.net.head.parameters()} and not whole:
             raise SettingsError(
                 f"{method} shares a part of the model, but its body and head have a parameter in common"
             )
@@ -391,9 +394,9 @@ def check_validation(method: str, module: ClientModule, partition: Partition) ->
         SettingsError: a client has none; the message names the client.
     """
     without = [client for client, rows in enumerate(partition.val) if not len(rows)]
-    if module.needs_validation and without:
+    if (needs := module.needs_validation) and without:
         raise SettingsError(
             f"{method} needs validation examples at every client, but {partition.called(without[0])} has none (so do "
             f"{len(without)} of {partition.clients} clients); set split.validation above 0, and give each client at "
-            "least two training examples"
+            "least two training examples" + f", or {needs}" * isinstance(needs, str)
         )

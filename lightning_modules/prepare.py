@@ -13,7 +13,7 @@ from lightning_modules.hosts.devices import client_device, precision_warnings, t
 from lightning_modules.lockstep.stacks import groups, new_stack_size, stacks
 from lightning_modules.message_parts import MessageParts
 from lightning_modules.nets.adjust import Adjustments
-from lightning_modules.nets.own import bind_models
+from lightning_modules.nets.own import bind_common, bind_models
 from lightning_modules.optimizers import optimizer_class
 from lightning_modules.private_steps import private_steps
 from lightning_modules.training import Training
@@ -85,6 +85,7 @@ def prepare(
         on_nonfinite=settings.on_nonfinite,
         uplink=parts.uplink,
         attackers=parts.attackers(settings, dataset, partition),
+        common=model_checks.fitted(bind_common(settings, make_client, MakesNet), dataset, settings),
     )
     with torch_threads(factory.threads):
         variants = model_checks.build_variants(factory, dataset, settings)

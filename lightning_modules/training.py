@@ -38,6 +38,8 @@ class Training:
         buffers: how running statistics of normalisation layers are handled.
         seed: of the run, for random decisions that clients and server make alike without a message.
         rounds: T.
+        fraction: of the clients that take part in a round, in (0, 1].
+        clients: their number, with those that join after the last round.
         method: its name, for errors.
 
     Raises:
@@ -62,6 +64,8 @@ class Training:
     buffers: Buffers = "aggregate"
     seed: int = 0
     rounds: int = 1
+    fraction: float = 1.0
+    clients: int = 1
     method: str = ""
 
     def __post_init__(self) -> None:

@@ -69,7 +69,7 @@ def try_clients(
         "eval.metrics": {"metrics": ()},
         f"optimizer={training.optimizer.name}": {"training": replace(training, optimizer=OptimizerChoice())},
         f"precision={training.precision}": {"training": replace(training, precision="ieee")},
-        f"{method} with {model}": {"client": ClientModule},
+        f"{method} with {model}": {"client": ClientModule, "common": ()},
     }
     others = {f"privacy={component_name(settings, 'privacy')}": {"private_steps": None}, **others}
     others = {f"uplink={component_name(settings, 'uplink')}": {"uplink": None}, **others}

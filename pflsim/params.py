@@ -51,6 +51,7 @@ NOTHING = Selector(())
 NET = Selector(("net",))
 BODY = Selector(("net.body",))
 HEAD = Selector(("net.head",))
+COMMON = Selector(("common",))
 
 
 def is_norm(module: nn.Module) -> bool:

@@ -54,7 +54,7 @@ class ClientFactory:
     """Builds clients' modules; holds everything that a host needs besides the data.
 
     Args:
-        client: (net, training) → module; a class with its settings bound.
+        client: (net, training) → module; a class with its settings bound. One with a common net gets it as `common`.
         models: (input_shape, num_classes) → net; one for each variant of the model. Client i has variant
             i mod len(models).
         training: the settings of local training.
@@ -73,13 +73,14 @@ class ClientFactory:
         groups: clients that are evaluated together, on one host; each stack is in one group.
         augment: how the images of local training are varied.
         constants: buffers that do not travel, see `ClientModule.shared_buffers`.
+        common: (input_shape, num_classes) → common net, if the client has one, see `ClientModule.common_net`; else ().
         uplink: what happens to the weights that clients send after local training; None: nothing.
         attackers: the malicious clients; None: there are none.
         private_steps: how clients train with privacy=example; None: as they do without it.
         on_nonfinite: what happens if a client's losses or uplink are not finite: abort, drop or keep.
     """
 
-    client: Callable[[Net, Training], ClientModule]
+    client: Callable[..., ClientModule]
     models: tuple[Callable[[tuple[int, ...], int], Net], ...]
     training: Training
     input_shape: tuple[int, ...]
@@ -97,6 +98,7 @@ class ClientFactory:
     augment: Literal["none", "crop_flip"] = "none"
     on_nonfinite: Literal["abort", "drop", "keep"] = "abort"
     constants: frozenset[str] = frozenset()
+    common: tuple[Callable[[tuple[int, ...], int], Net], ...] = ()
     uplink: Transform | None = None
     attackers: Attackers | None = None
     private_steps: PrivateSteps | None = None
@@ -114,8 +116,12 @@ class ClientFactory:
         with seeded_global(self.seed, "init", client):
             net = self.models[variant](self.input_shape, self.num_classes)
             self.adjust(net)
+            with seeded_global(self.seed, "common"):  # equal for all clients, and no copy of their nets
+                nets = [make(self.input_shape, self.num_classes) for make in self.common]
+            for common in nets:
+                Adjustments()(common)  # what the model itself fixes
             with default_dtype(dtype_of(net.head)):
-                module = self.client(net, self.training)
+                module = self.client(net, self.training, **({"common": nets[0]} if nets else {}))
         for kind in {type(part) for part in net.modules() if is_parametrized(part)}:
             if "__getstate__" in vars(kind):  # raises an error, although Ray can pickle these classes of torch
                 del kind.__getstate__  # type: ignore[attr-defined]

@@ -78,7 +78,7 @@ class ClientHost:
         for module in self.modules.values():
             module.to(self.device)
             if self.device.type == "cpu":
-                choose_memory_format(module, module.net)
+                choose_memory_format(module)
         self.module: ClientModule = next(iter(self.modules.values()))
         self.shards = {c: shard(dataset, partition, c) for c in clients}
         if attackers := factory.attackers:

@@ -48,7 +48,7 @@ class Net(nn.Module):
         return self.head(self.body(x))
 
 
-def choose_memory_format(module: nn.Module, net: Net) -> None:
+def choose_memory_format(module: nn.Module) -> None:
     """Store the tensors of a module on a CPU channels last, where convolutions are faster, if that is safe.
 
     It is not safe with a convolution of kernel 1, a stride and few channels: oneDNN writes past its workspace when it
@@ -56,15 +56,15 @@ def choose_memory_format(module: nn.Module, net: Net) -> None:
     block has, which are 8 with AVX2 and 16 with AVX-512. The choice does not depend on the processor.
 
     Args:
-        module: contains the net.
-        net: decides.
+        module: contains nets, all of which decide.
     """
-    convolutions = (part for part in net.modules() if isinstance(part, nn.Conv2d))
+    parts = [*module.modules()]
+    convolutions = (part for part in parts if isinstance(part, nn.Conv2d))
     overflows = any(
         conv.kernel_size == (1, 1) and max(conv.stride) > 1 and conv.in_channels // conv.groups < 16
         for conv in convolutions
     )
-    if net.channels_last and not overflows:
+    if all(part.channels_last for part in parts if isinstance(part, Net)) and not overflows:
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 

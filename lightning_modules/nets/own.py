@@ -1,7 +1,7 @@
 """A user's own module as a `Net`: one of its submodules becomes the head, and the rest is the body."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import partial
 from typing import Any, get_args
@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from lightning_modules.nets.frozen import thaw
 from lightning_modules.nets.net import Net
-from pflsim.config.components import FILLED_IN, TARGET, bind, is_own_model, variants_of
+from pflsim.config.components import FILLED_IN, TARGET, bind, common_of, is_own_model, variants_of
 from pflsim.config.names import nearest
 from pflsim.config.settings import Settings
 from pflsim.data.dataset import Kind
@@ -188,11 +188,18 @@ def bind_models(settings: Settings, kind: Any) -> tuple[partial[Net], ...]:
     Raises:
         SettingsError: a target does not exist, or is no model.
     """
-    found = list[partial[Net]]()
-    for variant in variants_of(settings.model):
-        own = is_own_model(str(variant.get(TARGET)))
-        made = bind(variant, "model", None if own else kind)
-        if settings.head is not None and not own:
-            raise SettingsError(f"head={settings.head}: model={variant[TARGET]} defines its head; leave head out")
-        found.append(partial(own_net, made.func, settings.head, **made.keywords) if own else made)
-    return tuple(found)
+    return tuple(_bound(variant, settings.head, kind) for variant in variants_of(settings.model))
+
+
+def bind_common(settings: Settings, client: partial[Any], kind: Any) -> tuple[partial[Net], ...]:
+    """Return the model of the common net, as `bind_models` does; () if the method's client has none."""
+    has = getattr(client.func, "common_net", False)
+    return (_bound(common_of(settings.model), settings.head, kind),) if has else ()
+
+
+def _bound(node: Mapping[str, Any], head: str | None, kind: Any) -> partial[Net]:
+    own = is_own_model(str(node.get(TARGET)))
+    made = bind(node, "model", None if own else kind)
+    if head is not None and not own:
+        raise SettingsError(f"head={head}: model={node[TARGET]} defines its head; leave head out")
+    return partial(own_net, made.func, head, **made.keywords) if own else made

@@ -262,7 +262,9 @@ def parameters_of(called: Callable[..., Any], every: bool = False) -> dict[str, 
     """
     function = called.__init__ if isinstance(called, type) else called
     names = getattr(inspect.unwrap(function), "__globals__", {})
+    filled = ["common"] if getattr(called, "common_net", False) else []
     chosen = [p for p in inspect.signature(called).parameters.values() if every or p.kind is p.KEYWORD_ONLY]
+    chosen = [p for p in chosen if p.name not in filled]
     return {p.name: _parameter(p, names) for p in chosen if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
 
@@ -297,6 +299,8 @@ def settings_of(
     merged: dict[str, Parameter] = {}
     if component == "model":
         merged["variants"] = Parameter(list[dict[str, Any]], [])
+    if component == "model" and "common" in given:
+        merged["common"] = Parameter(dict[str, Any], {})
     for side, target in targets.items():
         called, own = resolve(target, key=_key(component, side, TARGET)), is_own_model(target, component)
         found = parameters_of(called, own)
@@ -360,18 +364,30 @@ def check_component(node: Mapping[str, Any], component: str) -> dict[str, Any]:
         if name in node:
             value = checked(key, parameter.annotation, node[name])
             found[name] = list(value) if isinstance(value, tuple | set) else value
-    for number, variant in enumerate(variants_of(found) if found.get("variants") and "variants" in known else []):
+    several = variants_of(found) if found.get("variants") and "variants" in known else []
+    parts = {f"variants[{number}]": variant for number, variant in enumerate(several)}
+    parts |= {"common": common_of(found)} if component == "model" and found.get("common") else {}
+    for name, part in parts.items():
         try:
-            check_component(variant, component)
+            check_component(part, component)
         except SettingsError as error:
-            raise SettingsError(f"{component}.variants[{number}]: {error}") from error
+            raise SettingsError(f"{component}.{name}: {error}") from error
     return found
 
 
 def variants_of(node: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the config of each variant of a model; of the model itself if it has none."""
-    own = {key: value for key, value in node.items() if key != "variants"}
+    own = {key: value for key, value in node.items() if key not in ("variants", "common")}
     return [{**own, **variant} for variant in node.get("variants") or [{}]]
+
+
+def common_of(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config of the net that some methods train beside the model: `common` in place of the model's settings.
+
+    If `common` names a target, the model's settings do not count.
+    """
+    common = node.get("common") or {}
+    return {**({} if TARGET in common else variants_of({**node, "variants": []})[0]), **common}
 
 
 def bind(node: Mapping[str, Any], field: str = "component", kind: Any = None) -> partial[Any]:
@@ -386,7 +402,7 @@ def bind(node: Mapping[str, Any], field: str = "component", kind: Any = None) ->
         SettingsError: see `resolve`.
     """
     targets = targets_of(node, field)
-    known = {name: p for name, p in settings_of(targets, field, node).items() if name != "variants"}
+    known = {name: p for name, p in settings_of(targets, field, node).items() if name not in ("variants", "common")}
     return partial(resolve(targets[""], kind, f"{field}.{TARGET}"), **_arguments(node, known, field))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from pflsim.config.components import COMPONENTS, SIDES, TARGET, kept_object, variants_of
+from pflsim.config.components import COMPONENTS, SIDES, TARGET, common_of, kept_object, variants_of
 from pflsim.config.names import PACKAGES
 from pflsim.config.plugins import modules
 from pflsim.config.settings import Settings
@@ -62,7 +62,8 @@ def code_digests(settings: Settings) -> dict[str, str]:
 def _targets(settings: Settings) -> list[str]:
     """Return the dotted names of classes and functions that compute or measure something."""
     components: list[Mapping[str, Any]] = [getattr(settings, name) for name in COMPONENTS]
-    components += [*(settings.method.get(side) or {} for side in SIDES), *variants_of(settings.model)]
+    components += [settings.method.get(side) or {} for side in SIDES]
+    components += [*variants_of(settings.model), common_of(settings.model)]
     entries = [*settings.eval.metrics, *(settings.data["sources"] if settings.data.get(TARGET) == DOMAINS else ())]
     names = [name for entry in entries for name in ([entry] if isinstance(entry, str) else entry)]
     names += [name for part in settings.uplink.get("parts", ()) for name in part]

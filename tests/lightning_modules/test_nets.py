@@ -189,7 +189,7 @@ def gradient_errors() -> None:
                 if isinstance(layer, nn.MaxPool2d):
                     setattr(part, name, nn.AvgPool2d(2))
         exact = deepcopy(net).double()
-        choose_memory_format(net, net)
+        choose_memory_format(net)
         generator = torch.Generator().manual_seed(1)
         for _ in range(2):
             x = torch.rand(10, *shape, generator=generator)
@@ -224,5 +224,5 @@ def test_gradients_in_the_chosen_memory_format() -> None:
 )
 def test_convolutions_that_stay_contiguous(layer: Any, last: bool) -> None:
     net = Net(nn.Sequential(nn.Conv2d(3, 5, 3), layer()), nn.Linear(8, 2), (8,), 2)
-    choose_memory_format(net, net)
+    choose_memory_format(net)
     assert net.get_parameter("body.0.weight").is_contiguous(memory_format=torch.channels_last) == last

@@ -166,6 +166,7 @@ def with_changes(folder: str, changes: dict[str, Any]) -> None:
         ({"model": {"_target_": "pandas.read_pickle", "filepath_or_buffer": "evil.pkl"}}, "pandas.read_pickle"),
         ({"model": EVIL}, "evil.run"),
         ({"model.variants": [EVIL]}, "evil.run"),
+        ({"model.common": EVIL}, "evil.run"),
         ({"method.client": EVIL}, "evil.run"),
         ({"method.server": EVIL}, "evil.run"),
         ({"task.loss": "evil.run"}, "evil.run"),

@@ -27,7 +27,8 @@ needs_fake_gpu = pytest.mark.skipif(
     torch.version.cuda is None or Version(torch.__version__) < Version("2.11"),
     reason="no fake GPU",
 )
-READS_VALUES = {"fedala", "fedas", "fedcac", "fedpac", "fedselect", "ifca", "pfedfda", "pfedpm", "r_pfedpm"}
+READS_VALUES = {"fedala", "fedas", "fedcac", "fedpac", "fedphp", "fedselect", "ifca", "knn_per", "pfedfda", "pfedpm"}
+READS_VALUES |= {"r_pfedpm"}
 """Methods whose hooks depend on values, which tensors without memory do not have."""
 
 

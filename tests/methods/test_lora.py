@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from lightning_modules.contract.checks import CHECKS, Make, batch_norm_works, lockstep_equals_loop, rounds_run
 from lightning_modules.contract.command import maker
 from lightning_modules.methods.fedavg import FedAvg
+from lightning_modules.methods.fedper import FedPer
 from lightning_modules.methods.fedsa_lora import FedSALoRA
 from lightning_modules.methods.ffa_lora import FFALoRA
 from lightning_modules.methods.local import Local
@@ -95,6 +96,15 @@ def test_one_client_of_fedsa_is_local() -> None:
     for client, server in ((FedSALoRA, Server()), (Local, Alone())):
         executor = world(client, server, sizes=(12,), **ADAPTED).inline()
         rounds(executor, 3, 1)
+        ends.append(states(executor))
+    assert same(*ends)
+
+
+def test_fedsim_with_private_heads_and_matrices_b_is_fedsa() -> None:
+    ends = []
+    for client in (FedSALoRA, partial(FedPer, private=["head", "*.lora_B.*"])):
+        executor = world(client, Server(), **ADAPTED).inline()
+        assert {report.up_bytes for report in rounds(executor, 3, 4, 0.75)} == {4 * R * IN}
         ends.append(states(executor))
     assert same(*ends)
 

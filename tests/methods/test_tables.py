@@ -41,8 +41,10 @@ TABLE = {
     "fedfcd": ("personal trained", f"global_head {MEANS}", MEANS),
     "fedfomo": ("personal trained", "extra/candidate", f"{NET} number/usefulness"),
     "fedgh": ("personal trained", HEAD, MEANS),
+    "fedmrl": ("personal trained", "common", "common"),
     "fedpac": ("personal received", f"{NET} {MEANS}", f"extra/weighted_means {NET} number/variance {MEANS}"),
     "fedper": ("personal trained", BODY, BODY),
+    "fedphp": ("personal received", NET, NET),
     "fedproto": ("personal received", MEANS, MEANS),
     "fedprox": ("global trained", NET, NET),
     "fedrep": ("personal trained", BODY, BODY),
@@ -55,6 +57,7 @@ TABLE = {
     "gpfl": ("personal trained", f"embeddings {BODY} valve", f"embeddings {BODY} valve"),
     "heurpfedla": ("personal received", BODY, NET),
     "ifca": ("personal received", "extra/model", f"{NET} number/cluster"),
+    "knn_per": ("personal received", NET, NET),
     "l2gd": ("personal trained", NET, ""),
     "lg_fedavg": ("personal received", HEAD, HEAD),
     "local": ("personal trained", "", ""),
@@ -69,7 +72,8 @@ TABLE = {
     "r_pfedpm": ("personal trained", MEANS, MEANS),
     "scaffold": ("global trained", f"extra/net {NET}", f"extra/net {NET}"),
 }
-OF_SEVERAL_SHAPES = {"fedfcd", "fedgh", "fedproto", "fedtgp", "lg_fedavg", "local", "pfedpm", "r_pfedpm"}
+OF_SEVERAL_SHAPES = {"fedfcd", "fedgh", "fedproto", "fedtgp", "lg_fedavg", "pfedpm", "r_pfedpm"}
+OF_ANY_SHAPES = {"fedmrl", "local"}
 """Methods for clients with models of their own."""
 NO_GLOBAL = {"fedfcd", "fedfomo", "fedgh", "fedproto", "fedtgp", "fesem", "gpfl", "heurpfedla", "ifca", "local"}
 NO_GLOBAL |= {"fedcp", "fedpac", "pfedfda"}
@@ -130,15 +134,17 @@ fedfcd: lam=-1 server_lr=0 server_epochs=0 server_batch=0 alternate=step prototy
 fedfomo: models=0 epsilon=1.5 epsilon_decay=-0.1
 fedgh: server_lr=0 server_epochs=0 server_batch=0
 fedpac: lam=-1 head_epochs=0 head_lr=0 min_weight=1 min_weight=-0.1
-fedper: base=3 base=-1 base=1.5 base=tail
+fedper: base=3 base=-1 base=1.5 base=tail private=head private=[head,hed]
+fedphp: lam=-0.1 lam=1.5 hint=both most=1.1 temperature=0
 fedproto: lam=-1 predict=nearest
-fedrep: head_epochs=0 body_epochs=0 body_epochs=-1
+fedrep: head_epochs=0 body_epochs=0 body_epochs=-1 private=[hed]
 fedselect: p=-0.1 p=1.1 alpha=-0.1 alpha=1.1 every=0 reference=last
 fedtgp: max_margin=-1 server_lr=0 server_epochs=0 server_batch=0 server_hidden=0
 fesem: groups=0 groups=-1 groups=5
 floco: endpoints=0 rho=-0.1 sampling=l2 warmup=-0.1 warmup=1.5
 gpfl: lam=-1 mu=-1
 ifca: groups=0
+knn_per: neighbours=0 scale=0 capacity=0 lam=1.1
 l2gd: lam=-1 p=1 p=-0.1 p=nan
 moon: mu=-0.1 temperature=0
 per_fedavg: alpha=-0.1 delta=0 delta=9e-7
@@ -173,6 +179,7 @@ REFUSED_RUNS = {
     f"fedavg {HALVES}": "client 0.* client 1",
     f"fedavg {MAPS}": "fedavg .*client 1",
     f"fedper {HALVES}": "client 0.* client 1",
+    "fedper method.base=1 method.private=[head]": r"method\.base=1 and method\.private",
     "fedrod freeze=[head]": "fedrod.*frozen",
     "floco freeze=[head.weight]": "floco needs .*not frozen",
     "floco model=pfedpm_cnn model.padding=2": "floco needs .*Linear.*Sequential",
@@ -194,13 +201,14 @@ def test_runs_that_are_refused(words: str, said: str) -> None:
 @pytest.mark.parametrize("method", METHOD_PARAMS)
 def test_models_of_several_shapes(method: str) -> None:
     """Some methods take bodies of several depths, with features of one shape; others name the client that differs."""
-    if method in OF_SEVERAL_SHAPES:
-        executor = inline(job(method, "model.variants=[{hidden:[7,5]},{hidden:[5]}]"))
+    if method in OF_SEVERAL_SHAPES | OF_ANY_SHAPES:
+        common = ["model.common={hidden:[5]}"] * (method == "fedmrl")
+        executor = inline(job(method, "model.variants=[{hidden:[7,5]},{hidden:[5]}]", *common))
         rounds(executor, 2, 4)
         assert [("net.body.fc2.weight" in states(executor)[c]) for c in ALL] == [True, False] * 2
         rows = executor.evaluate(EvalRequest("personal", "received", ALL, ("test",), 2))
         assert all(row.loss == row.loss for row in rows)
-    if method != "local":
+    if method not in OF_ANY_SHAPES:
         with pytest.raises(SettingsError, match="client 1"):
             job(method, "model.variants=[{hidden:[5]},{hidden:[6]}]")
 
@@ -220,13 +228,18 @@ REDUCTIONS = [
     ("fedfcd feature_alignment=false decision_fusion=false hierarchical=false", "local", "net", False),
     ("fedper base=1.0", "fedavg", "net", False),
     ("fedper base=0", "local", "net", False),
+    ("fedper private=[head]", "fedper", "net", True),
+    ("fedper private=[body,head]", "local", "net", False),
+    ("fedphp lam=0", "fedavg", "net", False),
     ("fedproto lam=0", "local", "net", False),
     ("fedprox mu=0", "fedavg", "net", False),
+    ("fedrep private=[head]", "fedrep", "net", True),
     ("fedselect alpha=0", "pfedcfr r=0 mu=0", "net", False),
     ("fedtgp lam=0 server_epochs=2", "local", "net", False),
     ("fesem groups=1", "pfedcfr r=0 mu=0", "net", False),
     ("heurpfedla k=0", "pfedla", "net", False),
     ("ifca groups=1", "fedavg", "net", False),
+    ("knn_per", "fedavg", "net", True),
     ("l2gd p=0", "local", "net", False),
     ("moon mu=0", "fedavg", "net", False),
     ("pfedcfr r=1 unit=model", "fedamp", "net", False),
@@ -255,6 +268,8 @@ def test_reductions(which: str, other: str, name: str, always: bool, run: str) -
     another, *others = other.split()
     if run == "batch_norm" and which in ("fedbn", "apfl alpha=1", "fedcac tau=0", "fedselect alpha=0"):
         pytest.skip("running statistics are of the client's own layers, or of the mixture")
+    if run == "batch_norm" and which == "fedrep private=[head]":
+        pytest.skip("the body is in training mode while the head trains")
     expected = ends(another, tuple(others), run)
     assert same(ends(method, tuple(settings), run, name), expected)
     assert same(ends(method, (), run, name), expected) == always
@@ -268,7 +283,7 @@ def test_newcomers_start_from_the_global_model(method: str) -> None:
     joining = EvalRequest("personal", "received", (3,), ("test",), 2, joining=True)
     rows = executor.evaluate(joining, executor.send([3], joining=True))
     for common in executor.evaluate(EvalRequest("global", "received", (3,), ("test",), 2)):
-        assert (rows[0].loss == common.loss) == (method not in ("fedbabu", "fedrod", "per_fedavg"))
+        assert (rows[0].loss == common.loss) == (method not in ("fedbabu", "fedrod", "knn_per", "per_fedavg"))
 
 
 ODD = [  # products in bfloat16, a body without parameters, and features that are maps

@@ -71,6 +71,7 @@ def test_bind_fills_in_the_settings(module: str) -> None:
         ({"height": True}, r"model\.height=true"),
         ({"scale": float("nan")}, r"model\.scale=nan"),
         ({"variants": [{"height": 3}, {"height": "x"}]}, r"model\.variants\[1\].*model\.height='x'"),
+        ({"height": 3, "common": {"height": "x"}}, r"model\.common.*model\.height='x'"),
     ],
 )
 def test_what_is_refused(module: str, settings: dict[str, object], message: str) -> None:

@@ -148,6 +148,7 @@ def test_what_changes_a_digest(file: str, old: str, new: str, changed: list[str]
         lambda mine: Settings(optimizer=Optimizer(name=f"{mine}.lazy.relu")),
         lambda mine: Settings(eval=Eval(metrics=["auroc", {f"{mine}.lazy.relu": {}}])),
         lambda mine: Settings(model={"_target_": "torch.nn.Linear", "variants": [{"_target_": f"{mine}.lazy.relu"}]}),
+        lambda mine: Settings(model={"_target_": "torch.nn.Linear", "common": {"_target_": f"{mine}.lazy.relu"}}),
         lambda mine: Settings(shift={"_target_": f"{mine}.lazy.Outer.rule"}),
         lambda mine: Settings(split={"_target_": f"{mine}.lazy.rule"}, data={"_target_": "x", "sources": 3}),
         lambda mine: Settings(data={"_target_": DOMAINS, "sources": ["mnist", f"{mine}.lazy.load", {"usps": {}}]}),
