@@ -22,6 +22,7 @@ MEANS = "prototypes"
 TABLE = {
     # the model that is reported, what round 3 sends to a client and what the client replies
     "apfl": ("personal trained", NET, NET),
+    "cfl": ("personal received", NET, NET),
     "ditto": ("personal trained", NET, NET),
     "fedadagrad": ("global trained", NET, NET),
     "fedadam": ("global trained", NET, NET),
@@ -72,10 +73,10 @@ TABLE = {
 OF_SEVERAL_SHAPES = {"fedfcd", "fedgh", "fedproto", "fedtgp", "lg_fedavg", "local", "pfedpm", "r_pfedpm"}
 """Methods for clients with models of their own."""
 NO_GLOBAL = {"fedfcd", "fedfomo", "fedgh", "fedproto", "fedtgp", "fesem", "gpfl", "heurpfedla", "ifca", "local"}
-NO_GLOBAL |= {"fedcp", "fedpac", "pfedfda"}
+NO_GLOBAL |= {"cfl", "fedcp", "fedpac", "pfedfda"}
 NO_GLOBAL |= {"pfedhn", "pfedla", "pfedpm", "r_pfedpm"}
 """Methods without a model for all clients."""
-JOINING = {"fedcac": NET, "fesem": "extra/centre", "floco": NET, "heurpfedla": NET}
+JOINING = {"cfl": "extra/centre", "fedcac": NET, "fesem": "extra/centre", "floco": NET, "heurpfedla": NET}
 """What a newcomer is sent, where it is something else than a client of the federation."""
 
 
@@ -115,6 +116,7 @@ def test_what_is_reported_and_what_travels(method: str) -> None:
 
 REFUSED = """
 apfl: alpha=-0.1 alpha=1.1
+cfl: eps1=-1 eps2=-0.1 after=-1 linkage=ward
 ditto: lam=-0.1
 fedala: p=-1 p=3 share=0 share=1.5 eta=-1 threshold=0
 fedalp: groups=0 groups=5 beta=-0.1 beta=1.5 beta=nan warmup=0 warmup=1 warmup=nan
@@ -209,6 +211,7 @@ REDUCTIONS = [
     # settings of a method, the method that it then is to the bit, its model in the state, whether it always is
     ("apfl alpha=1", "local", "personal", False),
     ("apfl alpha=0.7", "fedavg", "net", True),
+    ("cfl eps1=0 eps2=0 after=0", "fedavg", "net", True),
     ("ditto lam=0", "local", "personal", False),
     ("ditto lam=3", "fedavg", "net", True),
     ("fedala p=0", "fedavg", "net", False),
