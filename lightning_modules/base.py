@@ -313,8 +313,13 @@ class ClientModule(LightningModule):
         n = len(examples)
         batches = -(-n // batch_size)
         if n and self.training_settings.buffers == "recalibrate":
-            # strided batches have equal sizes, since all count the same, and a mix of classes
-            update_bn((examples.batch(torch.arange(first, n, batches)) for first in range(batches)), self.net)
+            for net in self.measured(model):
+                # strided batches have equal sizes, since all count the same, and a mix of classes
+                update_bn((examples.batch(torch.arange(first, n, batches)) for first in range(batches)), net)
+
+    def measured(self, model: ModelKind) -> tuple[nn.Module, ...]:
+        """Return the nets whose running statistics `recalibrate` measures before this model predicts."""
+        return (self.net,)
 
     def load_model(self, weights: Tensors, shard: Shard) -> None:
         """Load weights; with `buffers=recalibrate`, measure running statistics on the client's training examples."""

@@ -361,7 +361,8 @@ def sharing_warnings(method: str, variants: Sequence[ClientModule]) -> tuple[str
         if not shared and type(module).shared != NOTHING:
             return (f"{method} shares {part} each client trains alone, as in Local",)
         travels = everything.buffers(module) if module.training_settings.buffers == "aggregate" else ()
-        if module.shared != NET and shared and shared.issuperset((*everything.parameters(module), *travels)):
+        whole = module.shared.norms == "with" and "net" in module.shared.under
+        if not whole and shared and shared.issuperset((*everything.parameters(module), *travels)):
             return (f"{method} does not share {part} all parameters are shared, as in FedAvg",)
     return ()
 

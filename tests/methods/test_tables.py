@@ -39,6 +39,7 @@ TABLE = {
     "feddbe": ("personal received", f"extra/mean_features {NET}", NET),
     "feddecomp": ("personal received", NET, NET),
     "feddyn": ("global trained", NET, NET),
+    "fedem": ("personal received", f"{NET} others", f"{NET} others"),
     "fedfcd": ("personal trained", f"global_head {MEANS}", MEANS),
     "fedfomo": ("personal trained", "extra/candidate", f"{NET} number/usefulness"),
     "fedgh": ("personal trained", HEAD, MEANS),
@@ -128,6 +129,7 @@ fedcp: lam=-1
 feddbe: kappa=-1 mean_momentum=0 mean_momentum=1.5
 feddecomp: personal_epochs=-1 shared_epochs=-1 linear_rank=0 conv_rank=1.1 rank_from=in scale=two weighting=all
 feddyn: alpha=0 alpha=-1 alpha=41
+fedem: components=0 e_steps=0 differ=body
 fedfcd: lam=-1 server_lr=0 server_epochs=0 server_batch=0 alternate=step prototype_weighting=all
 fedfomo: models=0 epsilon=1.5 epsilon_decay=-0.1
 fedgh: server_lr=0 server_epochs=0 server_batch=0
@@ -175,6 +177,7 @@ REFUSED_RUNS = {
     f"fedavg {HALVES}": "client 0.* client 1",
     f"fedavg {MAPS}": "fedavg .*client 1",
     f"fedper {HALVES}": "client 0.* client 1",
+    "fedem task.label_smoothing=0.1": "fedem .*task.loss",
     "fedrod freeze=[head]": "fedrod.*frozen",
     "floco freeze=[head.weight]": "floco needs .*not frozen",
     "floco model=pfedpm_cnn model.padding=2": "floco needs .*Linear.*Sequential",
@@ -220,6 +223,7 @@ REDUCTIONS = [
     ("fedcac tau=0", "fedavg", "net", False),
     ("feddbe kappa=0 personal_vector=false", "fedavg", "net", False),
     ("feddecomp personal_epochs=0", "fedavg", "net", False),
+    ("fedem components=1", "fedavg", "net", False),
     ("fedfcd feature_alignment=false decision_fusion=false hierarchical=false", "local", "net", False),
     ("fedper base=1.0", "fedavg", "net", False),
     ("fedper base=0", "local", "net", False),
@@ -271,7 +275,7 @@ def test_newcomers_start_from_the_global_model(method: str) -> None:
     joining = EvalRequest("personal", "received", (3,), ("test",), 2, joining=True)
     rows = executor.evaluate(joining, executor.send([3], joining=True))
     for common in executor.evaluate(EvalRequest("global", "received", (3,), ("test",), 2)):
-        assert (rows[0].loss == common.loss) == (method not in ("fedbabu", "fedrod", "per_fedavg"))
+        assert (rows[0].loss == common.loss) == (method not in ("fedbabu", "fedem", "fedrod", "per_fedavg"))
 
 
 ODD = [  # products in bfloat16, a body without parameters, and features that are maps
