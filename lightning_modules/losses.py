@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from lightning_modules.nets.net import evaluating
 from lightning_modules.predictions import totals
 from pflsim.data.federated import Examples
-from pflsim.tasks.task import Criterion, cross_entropy
+from pflsim.tasks.task import Criterion, cross_entropy, in_float32
 
 __all__ = [
-    "adaptive_discrepancy", "alignment", "cross_entropy", "inner_product", "maximum_mean_discrepancy", "mean_loss",
-    "proximal", "soft_cross_entropy",
+    "adaptive_discrepancy", "alignment", "cross_entropy", "example_losses", "inner_product",
+    "maximum_mean_discrepancy", "mean_loss", "proximal", "soft_cross_entropy",
 ]  # fmt: skip
 KERNEL_VARIANCES = (10, 15, 20, 50)
 """Variances σ of the Gaussian kernels of `maximum_mean_discrepancy`; those of FedCP's program."""
@@ -60,6 +60,11 @@ def alignment(
     """
     targets = torch.where(held[labels][:, None], means[labels], features.detach())
     return (features - targets).square().mean()
+
+
+def example_losses(scores: Float[Tensor, "B C"], labels: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
+    """Return −log softmax_y(scores), the cross-entropy of each example in nats."""
+    return -in_float32(scores).log_softmax(1).gather(1, labels[:, None])[:, 0]
 
 
 def maximum_mean_discrepancy(x: Float[Tensor, "B D"], y: Float[Tensor, "B D"]) -> Float[Tensor, ""]:

@@ -365,7 +365,8 @@ def sharing_warnings(method: str, variants: Sequence[ClientModule]) -> tuple[str
             return (f"{method} shares {part} each client trains alone, as in Local",)
         aggregated = module.training_settings.buffers == "aggregate"
         travels = Selector(("net",)).buffers(module) if aggregated else ()  # not what clients keep besides their net
-        if module.shared != NET and shared and shared.issuperset((*everything.parameters(module), *travels)):
+        whole = module.shared.norms == "with" and "net" in module.shared.under
+        if not whole and shared and shared.issuperset((*everything.parameters(module), *travels)):
             return (f"{method} does not share {part} all parameters are shared, as in FedAvg",)
     return ()
 

@@ -1,6 +1,6 @@
 """Clusters of clients and means within clusters. Sums use float64, in the given order."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -11,6 +11,7 @@ from scipy.spatial.distance import pdist
 from torch import Tensor
 
 from pflsim.fusion.blocks import Rows, Workspace, blocks
+from pflsim.fusion.layerwise import flat_rows
 from pflsim.fusion.means import Stack, column, weighted_mean
 from pflsim.types import Tensors
 
@@ -18,6 +19,24 @@ Groups = Float[Tensor, " M P"] | Sequence[Float[Tensor, " P"]]
 """One flattened tensor of M clusters: [M, P], or a list of M rows."""
 ClusterOn = Literal["directions", "angles"]
 """What is clustered, see `ward_clusters`."""
+Linkage = Literal["complete", "single"]
+"""How far apart two sets of vectors are, see `bipartition`."""
+
+
+def update_products(sent: Sequence[Tensors], received: Tensors, keys: Iterable[str]) -> Float64[Tensor, " K K"]:
+    """Return the inner products `⟨Δ_i, Δ_j⟩` of the updates `Δ_i = w_i − W` of K clients.
+
+    Args:
+        sent: w_i, the clients' tensors by name.
+        received: W, the same tensors before local training.
+        keys: the tensors that count, in blocks of columns.
+    """
+    gram = torch.zeros(len(sent), len(sent), dtype=torch.float64)
+    for key in keys:
+        for after, before in zip(blocks(flat_rows(sent, key)), blocks(flat_rows([received], key)), strict=True):
+            update = after.sub_(before)
+            gram.addmm_(update, update.T)
+    return gram
 
 
 def cosine_similarity(gram: Float[Tensor, " K K"]) -> Float[Tensor, " K K"]:
@@ -66,9 +85,31 @@ def ward_clusters(similarity: Float[Tensor, " N N"], clusters: int, on: ClusterO
     rho = similarity.double().numpy()
     distances = np.sqrt(np.clip(2 - 2 * rho, 0, None))[np.triu_indices(n, k=1)]
     tree = linkage(pdist(np.arccos(rho)) if on == "angles" else distances, method="ward")
-    labels = cut_tree(tree, n_clusters=clusters)[:, 0]
-    order = {label: rank for rank, label in enumerate(dict.fromkeys(labels.tolist()))}
-    return torch.tensor([order[label] for label in labels.tolist()], dtype=torch.int64)
+    return _cut(tree, clusters)
+
+
+def bipartition(similarity: Float[Tensor, " N N"], method: Linkage = "complete") -> Int[Tensor, " N"]:
+    """Divide N ≥ 2 vectors into two groups by agglomerative clustering with the distances 1 − ρ.
+
+    CFL (Sattler et al. 2021): the authors' program has complete linkage. Single linkage minimises the largest cosine
+    between the groups, as the paper's optimal bipartition does.
+
+    Args:
+        similarity: ρ [N, N], cosines, symmetric.
+        method: the distance of two sets is that of their farthest ("complete") or nearest ("single") vectors.
+
+    Returns:
+        [N] int64, 0 for the group of the first vector, else 1.
+    """
+    distances = (1 - similarity.double()).numpy()[np.triu_indices(len(similarity), k=1)]
+    return _cut(linkage(distances, method=method), 2)
+
+
+def _cut(tree: np.ndarray, clusters: int) -> Int[Tensor, " N"]:
+    """Cut a tree of SciPy into clusters, numbered by their first members."""
+    labels = cut_tree(tree, n_clusters=clusters)[:, 0].tolist()
+    order = {label: rank for rank, label in enumerate(dict.fromkeys(labels))}
+    return torch.tensor([order[label] for label in labels], dtype=torch.int64)
 
 
 def cluster_means(

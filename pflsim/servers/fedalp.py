@@ -11,7 +11,14 @@ from pflsim.config.settings import Count, Probability
 from pflsim.config.validate import Share, bounded
 from pflsim.errors import SettingsError
 from pflsim.fusion.blocks import blocks
-from pflsim.fusion.clusters import ClusterOn, cluster_means, cosine_similarity, directions, ward_clusters
+from pflsim.fusion.clusters import (
+    ClusterOn,
+    cluster_means,
+    cosine_similarity,
+    directions,
+    update_products,
+    ward_clusters,
+)
 from pflsim.fusion.layerwise import flat_rows, layer_weights, mix_layer, stack
 from pflsim.fusion.means import column, example_means, weighted_mean
 from pflsim.messages import Message, Uplink
@@ -145,9 +152,7 @@ class FedALP(GlobalModelRule[State]):
                 after, before = blocks(flat_rows(sent, key)), blocks(flat_rows([received], key))
                 yield from (new.sub_(old) for new, old in zip(after, before, strict=True))
 
-        gram = torch.zeros(len(ids), len(ids), dtype=torch.float64)
-        for d in (d for unit in state.layout for d in updates(unit)):
-            gram.addmm_(d, d.T)
+        gram = update_products(sent, received, (key for unit in state.layout for key in unit.parameters))
         groups = torch.full((len(state.examples),), -1)
         groups[ids] = ward_clusters(cosine_similarity(gram), self.groups, self.cluster_on)
         norms = torch.zeros(self.groups, len(state.layout), dtype=torch.float64)

@@ -52,7 +52,7 @@ class IFCA(ServerRule[State]):
         generator = torch_generator(federation.seed, "groups")
         models = [dict(federation.initial)]
         for _ in range(1, self.groups):
-            models.append({key: _permuted(value, generator) for key, value in federation.initial.items()})
+            models.append({key: permuted(value, generator) for key, value in federation.initial.items()})
         return State(tuple(models), torch.full((len(federation.clients),), -1))
 
     def downlink(self, state: State, client: int) -> Message:
@@ -82,6 +82,6 @@ class IFCA(ServerRule[State]):
         return memberships(state.groups, self.groups)
 
 
-def _permuted(value: Tensor, generator: torch.Generator) -> Tensor:
-    """Return a copy with its entries in random order."""
+def permuted(value: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Return a copy with its entries in random order; without a generator, from torch's global one."""
     return value.flatten()[torch.randperm(value.numel(), generator=generator)].view(value.shape)

@@ -22,6 +22,7 @@ MEANS = "prototypes"
 TABLE = {
     # the model that is reported, what round 3 sends to a client and what the client replies
     "apfl": ("personal trained", NET, NET),
+    "cfl": ("personal received", NET, NET),
     "ditto": ("personal trained", NET, NET),
     "fedadagrad": ("global trained", NET, NET),
     "fedadam": ("global trained", NET, NET),
@@ -38,6 +39,7 @@ TABLE = {
     "feddbe": ("personal received", f"extra/mean_features {NET}", NET),
     "feddecomp": ("personal received", NET, NET),
     "feddyn": ("global trained", NET, NET),
+    "fedem": ("personal received", f"{NET} others", f"{NET} others"),
     "fedfcd": ("personal trained", f"global_head {MEANS}", MEANS),
     "fedfomo": ("personal trained", "extra/candidate", f"{NET} number/usefulness"),
     "fedgh": ("personal trained", HEAD, MEANS),
@@ -76,10 +78,10 @@ OF_SEVERAL_SHAPES = {"fedfcd", "fedgh", "fedproto", "fedtgp", "lg_fedavg", "pfed
 OF_ANY_SHAPES = {"fedmrl", "local"}
 """Methods for clients with models of their own."""
 NO_GLOBAL = {"fedfcd", "fedfomo", "fedgh", "fedproto", "fedtgp", "fesem", "gpfl", "heurpfedla", "ifca", "local"}
-NO_GLOBAL |= {"fedcp", "fedpac", "pfedfda"}
+NO_GLOBAL |= {"cfl", "fedcp", "fedpac", "pfedfda"}
 NO_GLOBAL |= {"pfedhn", "pfedla", "pfedpm", "r_pfedpm"}
 """Methods without a model for all clients."""
-JOINING = {"fedcac": NET, "fesem": "extra/centre", "floco": NET, "heurpfedla": NET}
+JOINING = {"cfl": "extra/centre", "fedcac": NET, "fesem": "extra/centre", "floco": NET, "heurpfedla": NET}
 """What a newcomer is sent, where it is something else than a client of the federation."""
 
 
@@ -119,6 +121,7 @@ def test_what_is_reported_and_what_travels(method: str) -> None:
 
 REFUSED = """
 apfl: alpha=-0.1 alpha=1.1
+cfl: eps1=-1 eps2=-0.1 after=-1 linkage=ward
 ditto: lam=-0.1
 fedala: p=-1 p=3 share=0 share=1.5 eta=-1 threshold=0
 fedalp: groups=0 groups=5 beta=-0.1 beta=1.5 beta=nan warmup=0 warmup=1 warmup=nan
@@ -130,6 +133,7 @@ fedcp: lam=-1
 feddbe: kappa=-1 mean_momentum=0 mean_momentum=1.5
 feddecomp: personal_epochs=-1 shared_epochs=-1 linear_rank=0 conv_rank=1.1 rank_from=in scale=two weighting=all
 feddyn: alpha=0 alpha=-1 alpha=41
+fedem: components=0 e_steps=0 differ=body
 fedfcd: lam=-1 server_lr=0 server_epochs=0 server_batch=0 alternate=step prototype_weighting=all
 fedfomo: models=0 epsilon=1.5 epsilon_decay=-0.1
 fedgh: server_lr=0 server_epochs=0 server_batch=0
@@ -180,6 +184,7 @@ REFUSED_RUNS = {
     f"fedavg {MAPS}": "fedavg .*client 1",
     f"fedper {HALVES}": "client 0.* client 1",
     "fedper method.base=1 method.private=[head]": r"method\.base=1 and method\.private",
+    "fedem task.label_smoothing=0.1": "fedem .*task.loss",
     "fedrod freeze=[head]": "fedrod.*frozen",
     "floco freeze=[head.weight]": "floco needs .*not frozen",
     "floco model=pfedpm_cnn model.padding=2": "floco needs .*Linear.*Sequential",
@@ -217,6 +222,7 @@ REDUCTIONS = [
     # settings of a method, the method that it then is to the bit, its model in the state, whether it always is
     ("apfl alpha=1", "local", "personal", False),
     ("apfl alpha=0.7", "fedavg", "net", True),
+    ("cfl eps1=0 eps2=0 after=0", "fedavg", "net", True),
     ("ditto lam=0", "local", "personal", False),
     ("ditto lam=3", "fedavg", "net", True),
     ("fedala p=0", "fedavg", "net", False),
@@ -225,6 +231,7 @@ REDUCTIONS = [
     ("fedcac tau=0", "fedavg", "net", False),
     ("feddbe kappa=0 personal_vector=false", "fedavg", "net", False),
     ("feddecomp personal_epochs=0", "fedavg", "net", False),
+    ("fedem components=1", "fedavg", "net", False),
     ("fedfcd feature_alignment=false decision_fusion=false hierarchical=false", "local", "net", False),
     ("fedper base=1.0", "fedavg", "net", False),
     ("fedper base=0", "local", "net", False),
@@ -283,7 +290,7 @@ def test_newcomers_start_from_the_global_model(method: str) -> None:
     joining = EvalRequest("personal", "received", (3,), ("test",), 2, joining=True)
     rows = executor.evaluate(joining, executor.send([3], joining=True))
     for common in executor.evaluate(EvalRequest("global", "received", (3,), ("test",), 2)):
-        assert (rows[0].loss == common.loss) == (method not in ("fedbabu", "fedrod", "knn_per", "per_fedavg"))
+        assert (rows[0].loss == common.loss) == (method not in ("fedbabu", "fedem", "fedrod", "knn_per", "per_fedavg"))
 
 
 ODD = [  # products in bfloat16, a body without parameters, and features that are maps
