@@ -15,6 +15,9 @@ from support import inline, prepared, rounds, same, states
 import pflsim
 from lightning_modules import private_steps
 from lightning_modules.base import ClientModule
+from lightning_modules.contract.checks import Broken, steps_can_be_private
+from lightning_modules.contract.command import maker
+from lightning_modules.methods.apfl import APFL
 from lightning_modules.methods.fedprox import FedProx
 from lightning_modules.nets.cnn import Cnn
 from lightning_modules.phases import Phase
@@ -22,6 +25,7 @@ from lightning_modules.private_steps import NoisySteps
 from lightning_modules.training import Training
 from pflsim.analysis.runs import settings_by_key
 from pflsim.config.components import COMPONENTS
+from pflsim.config.compose import CONFIGS
 from pflsim.data.federated import Examples
 from pflsim.errors import SettingsError
 from pflsim.privacy import epsilon
@@ -200,6 +204,22 @@ class Heir(FedProx):
 def test_a_subclass_says_it_for_itself() -> None:
     with pytest.raises(SettingsError, match="private_steps"):
         prepared(*SMALL[:-1], *EXAMPLE, f"method.client={__name__}.Heir", "method.server=pflsim.servers.fedavg.FedAvg")
+
+
+class Adaptive(APFL):
+    """Learns its mixture from all examples, and says that it does not."""
+
+    private_steps = True
+
+    def __init__(self, net: Any, training: Training):
+        super().__init__(net, training)
+        self.private_steps = True
+
+
+def test_the_contract_notices_another_use_of_examples() -> None:
+    make = maker(f"{__name__}.Adaptive", ["method.server=pflsim.servers.fedavg.FedAvg"], [CONFIGS])
+    with pytest.raises(Broken, match="alpha"):
+        steps_can_be_private(make)
 
 
 # What is spent --------------------------------------------------------------------------------------------------------
