@@ -119,7 +119,7 @@ def test_phases_on_one_batch_get_batches_of_their_own() -> None:
     made = run_prepared("method=ditto", "batch_size=16")
     module, own = made.factory.build(), inline(made).host.shards[3].train
     module.optimise = lambda batch, step, _: seen.append((step.phase.name, batch[1].tolist())) or {}  # type: ignore
-    [*noisy(1.0, 1.0)(module, module.stages()[0], own, torch.Generator().manual_seed(0))]
+    list(noisy(1.0, 1.0)(module, module.stages()[0], own, torch.Generator().manual_seed(0)))
     assert [name for name, _ in seen[:4]] == ["global", "personal"] * 2
     assert seen[0][1] != seen[1][1]
 
@@ -267,7 +267,7 @@ def test_a_budget(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.delattr("pflsim.privacy_of_examples.noise_for")
     again = pflsim.resume(made, rounds=2)  # calibrates nothing
     assert again.config["privacy"]["noise"] == noise
-    names = dict.fromkeys(COMPONENTS, "")
+    names: dict[str, str] = dict.fromkeys(COMPONENTS, "")
     keys = [settings_by_key({"privacy": {"noise": own, "epsilon": 3.0}}, names) for own in (noise, noise[::-1])]
     assert keys[0] == keys[1]  # of two seeds
 
