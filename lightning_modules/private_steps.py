@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -127,8 +128,8 @@ class NoisySteps:
                 for total, gradient in zip(totals, gradients, strict=True):
                     total += torch.tensordot(scales, gradient, 1)
                 for name, value in terms.items():
-                    total = in_float32(value).sum()
-                    sums[name] = sums[name] + total if name in sums else total
+                    added = in_float32(value).sum()
+                    sums[name] = sums[name] + added if name in sums else added
         for parameter, total in zip(parameters, totals, strict=True):
             parameter.grad = total / module.training_settings.step_size
         return {name: total / len(targets) for name, total in sums.items()}
@@ -165,8 +166,8 @@ def private_steps(
         stages = variants[client % len(variants)].stages()
         steps.append(sum(len(stage.phases) * stage.batches(-(-n // size)) for stage in stages))
     sampling = [rounded_up(min(1.0, size / max(n, 1))) for n in sizes]
-    rounds = [sum(client in cohort for cohort in cohorts) for client in range(len(sizes))]
-    noise = privacy.calibrated(sampling, [t * own for t, own in zip(rounds, steps, strict=True)])
+    rounds = Counter(client for cohort in cohorts for client in cohort)
+    noise = privacy.calibrated(sampling, [rounds[client] * own for client, own in enumerate(steps)])
     if privacy.noise is None:
         settings = replace(settings, privacy={**settings.privacy, "noise": noise})
     return PrivateSteps(privacy, settings.seed, (*noise,), (*sampling,), (*steps,)), settings

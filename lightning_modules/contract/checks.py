@@ -48,7 +48,7 @@ TRIED = {
     "attack": ("attack=sign_flip", "attack.fraction=0.25"),
     "aggregator": ("aggregator=median",),
     "privacy=client": ("privacy=client", "privacy.noise=1", "privacy.delta=0.01"),
-    "privacy=example": ("privacy=example", "privacy.delta=1e-4", "privacy.noise=0", "privacy.clip=1e-12"),
+    "privacy=example": ("privacy=example", "privacy.delta=1e-4", "privacy.noise=1e12", "privacy.clip=1e-12"),
 }
 """What a method may take or refuse, by the settings with which it is tried."""
 TOLERANCE = 1e-9
@@ -405,7 +405,7 @@ def _clients_as_without(make: Make, what: str) -> None:
 
 
 def takes_privacy_of_examples(make: Make) -> None:
-    """Steps can be private (privacy=example): without the gradients, clients end alike on other examples."""
+    """Steps can be private (privacy=example): on noise alone, clients end alike with other examples."""
     own, made = _rounds_with(make, "privacy=example"), make(*TRIED["privacy=example"])
     dataset = replace(made.dataset, x=made.dataset.x[::-1].copy(), y=made.dataset.y[::-1].copy())
     other = inline(replace(made, dataset=dataset))

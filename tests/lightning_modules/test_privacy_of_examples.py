@@ -15,6 +15,9 @@ from support import inline, prepared, rounds, same, states
 import pflsim
 from lightning_modules import private_steps
 from lightning_modules.base import ClientModule
+from lightning_modules.contract.checks import Broken, steps_can_be_private
+from lightning_modules.contract.command import maker
+from lightning_modules.methods.apfl import APFL
 from lightning_modules.methods.fedprox import FedProx
 from lightning_modules.nets.cnn import Cnn
 from lightning_modules.phases import Phase
@@ -22,6 +25,7 @@ from lightning_modules.private_steps import NoisySteps
 from lightning_modules.training import Training
 from pflsim.analysis.runs import settings_by_key
 from pflsim.config.components import COMPONENTS
+from pflsim.config.compose import CONFIGS
 from pflsim.data.federated import Examples
 from pflsim.errors import SettingsError
 from pflsim.privacy import epsilon
@@ -115,7 +119,7 @@ def test_phases_on_one_batch_get_batches_of_their_own() -> None:
     made = run_prepared("method=ditto", "batch_size=16")
     module, own = made.factory.build(), inline(made).host.shards[3].train
     module.optimise = lambda batch, step, _: seen.append((step.phase.name, batch[1].tolist())) or {}  # type: ignore
-    [*noisy(1.0, 1.0)(module, module.stages()[0], own, torch.Generator().manual_seed(0))]
+    list(noisy(1.0, 1.0)(module, module.stages()[0], own, torch.Generator().manual_seed(0)))
     assert [name for name, _ in seen[:4]] == ["global", "personal"] * 2
     assert seen[0][1] != seen[1][1]
 
@@ -202,6 +206,22 @@ def test_a_subclass_says_it_for_itself() -> None:
         prepared(*SMALL[:-1], *EXAMPLE, f"method.client={__name__}.Heir", "method.server=pflsim.servers.fedavg.FedAvg")
 
 
+class Adaptive(APFL):
+    """Learns its mixture from all examples, and says that it does not."""
+
+    private_steps = True
+
+    def __init__(self, net: Any, training: Training):
+        super().__init__(net, training)
+        self.private_steps = True
+
+
+def test_the_contract_notices_another_use_of_examples() -> None:
+    make = maker(f"{__name__}.Adaptive", ["method.server=pflsim.servers.fedavg.FedAvg"], [CONFIGS])
+    with pytest.raises(Broken, match="alpha"):
+        steps_can_be_private(make)
+
+
 # What is spent --------------------------------------------------------------------------------------------------------
 
 
@@ -247,7 +267,7 @@ def test_a_budget(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.delattr("pflsim.privacy_of_examples.noise_for")
     again = pflsim.resume(made, rounds=2)  # calibrates nothing
     assert again.config["privacy"]["noise"] == noise
-    names = dict.fromkeys(COMPONENTS, "")
+    names: dict[str, str] = dict.fromkeys(COMPONENTS, "")
     keys = [settings_by_key({"privacy": {"noise": own, "epsilon": 3.0}}, names) for own in (noise, noise[::-1])]
     assert keys[0] == keys[1]  # of two seeds
 
