@@ -220,3 +220,8 @@ def test_shares_are_computed_in_evaluation_mode() -> None:
     module.eval()
     q = module.shares(module.losses(batch), pi)
     torch.testing.assert_close(found, (q * own).sum(0).mean())
+
+
+def test_no_warning_that_only_a_part_is_shared() -> None:
+    """All parameters travel, as they should."""
+    assert prepared("method=fedem", "data=digits", "clients=4", "buffers=local").warnings == ()
