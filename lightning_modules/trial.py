@@ -56,6 +56,8 @@ def try_clients(
     if factory.device != "cpu":  # this process uses no GPU, and some optimisers work on GPUs only
         training = replace(training, optimizer=OptimizerChoice(keep=training.optimizer.keep))
     factory = replace(factory, device="cpu", training=training)
+    if attackers := factory.attackers:  # whose messages may be refused
+        factory = replace(factory, attackers=replace(attackers, clients=frozenset(range(clients))))
     method, model = f"method={component_name(settings, 'method')}", f"model={component_name(settings, 'model')}"
     try:
         return _two_rounds(factory, (dataset, few), server, model)
