@@ -9,9 +9,11 @@ from torch import Tensor, nn
 from lightning_modules.nets.net import evaluating
 from lightning_modules.predictions import totals
 from pflsim.data.federated import Examples
-from pflsim.tasks.task import Criterion, cross_entropy
+from pflsim.tasks.task import Criterion, cross_entropy, in_float32
 
-__all__ = ["alignment", "cross_entropy", "inner_product", "maximum_mean_discrepancy", "mean_loss", "proximal"]
+__all__ = [
+    "alignment", "cross_entropy", "inner_product", "kl", "maximum_mean_discrepancy", "mean_loss", "proximal",
+]  # fmt: skip
 KERNEL_VARIANCES = (10, 15, 20, 50)
 """Variances σ of the Gaussian kernels of `maximum_mean_discrepancy`; those of FedCP's program."""
 
@@ -57,6 +59,12 @@ def alignment(
     """
     targets = torch.where(held[labels][:, None], means[labels], features.detach())
     return (features - targets).square().mean()
+
+
+def kl(target_scores: Float[Tensor, "B C"], scores: Float[Tensor, "B C"]) -> Float[Tensor, ""]:
+    """Return 1/B · Σ_b KL(t_b‖p_b) with t = softmax(target_scores) and p = softmax(scores); both get a gradient."""
+    target, found = (in_float32(each).log_softmax(1) for each in (target_scores, scores))
+    return (target.exp() * (target - found)).sum(1).mean()
 
 
 def maximum_mean_discrepancy(x: Float[Tensor, "B D"], y: Float[Tensor, "B D"]) -> Float[Tensor, ""]:

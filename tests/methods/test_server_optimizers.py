@@ -85,7 +85,7 @@ def test_a_round_without_a_mean_takes_no_step() -> None:
 TAKE_A_MEAN = {
     *("apfl", "ditto", "fedala", "fedas", "fedavg", "fedbabu", "fedbn", "fedcp", "feddbe", "feddecomp", "fedper"),
     *("fedprox", "fedrep", "fedrod", "fedselect", "gpfl", "lg_fedavg", "moon", "per_fedavg"),
-    *("pfedme", "scaffold"),
+    *("fml", "pfedme", "scaffold"),
 }
 NAMES = ("fedadagrad", "fedadam", "fedavgm", "fedyogi")
 

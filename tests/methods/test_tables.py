@@ -52,6 +52,7 @@ TABLE = {
     "fedyogi": ("global trained", NET, NET),
     "fesem": ("personal received", NET, NET),
     "floco": ("personal received", f"extra/alpha {NET}", NET),
+    "fml": ("personal trained", "common", "common"),
     "gpfl": ("personal trained", f"embeddings {BODY} valve", f"embeddings {BODY} valve"),
     "heurpfedla": ("personal received", BODY, NET),
     "ifca": ("personal received", "extra/model", f"{NET} number/cluster"),
@@ -69,7 +70,8 @@ TABLE = {
     "r_pfedpm": ("personal trained", MEANS, MEANS),
     "scaffold": ("global trained", f"extra/net {NET}", f"extra/net {NET}"),
 }
-OF_SEVERAL_SHAPES = {"fedfcd", "fedgh", "fedproto", "fedtgp", "lg_fedavg", "local", "pfedpm", "r_pfedpm"}
+OF_SEVERAL_SHAPES = {"fedfcd", "fedgh", "fedproto", "fedtgp", "lg_fedavg", "pfedpm", "r_pfedpm"}
+OF_ANY_SHAPES = {"fml", "local"}
 """Methods for clients with models of their own."""
 NO_GLOBAL = {"fedfcd", "fedfomo", "fedgh", "fedproto", "fedtgp", "fesem", "gpfl", "heurpfedla", "ifca", "local"}
 NO_GLOBAL |= {"fedcp", "fedpac", "pfedfda"}
@@ -137,6 +139,7 @@ fedselect: p=-0.1 p=1.1 alpha=-0.1 alpha=1.1 every=0 reference=last
 fedtgp: max_margin=-1 server_lr=0 server_epochs=0 server_batch=0 server_hidden=0
 fesem: groups=0 groups=-1 groups=5
 floco: endpoints=0 rho=-0.1 sampling=l2 warmup=-0.1 warmup=1.5
+fml: alpha=-0.1 alpha=1.2 beta=-0.1 beta=1.2 beta=nan
 gpfl: lam=-1 mu=-1
 ifca: groups=0
 l2gd: lam=-1 p=1 p=-0.1 p=nan
@@ -194,13 +197,13 @@ def test_runs_that_are_refused(words: str, said: str) -> None:
 @pytest.mark.parametrize("method", METHOD_PARAMS)
 def test_models_of_several_shapes(method: str) -> None:
     """Some methods take bodies of several depths, with features of one shape; others name the client that differs."""
-    if method in OF_SEVERAL_SHAPES:
+    if method in OF_SEVERAL_SHAPES | OF_ANY_SHAPES:
         executor = inline(job(method, "model.variants=[{hidden:[7,5]},{hidden:[5]}]"))
         rounds(executor, 2, 4)
         assert [("net.body.fc2.weight" in states(executor)[c]) for c in ALL] == [True, False] * 2
         rows = executor.evaluate(EvalRequest("personal", "received", ALL, ("test",), 2))
         assert all(row.loss == row.loss for row in rows)
-    if method != "local":
+    if method not in OF_ANY_SHAPES:
         with pytest.raises(SettingsError, match="client 1"):
             job(method, "model.variants=[{hidden:[5]},{hidden:[6]}]")
 
@@ -225,6 +228,7 @@ REDUCTIONS = [
     ("fedselect alpha=0", "pfedcfr r=0 mu=0", "net", False),
     ("fedtgp lam=0 server_epochs=2", "local", "net", False),
     ("fesem groups=1", "pfedcfr r=0 mu=0", "net", False),
+    ("fml alpha=1", "local", "net", False),
     ("heurpfedla k=0", "pfedla", "net", False),
     ("ifca groups=1", "fedavg", "net", False),
     ("l2gd p=0", "local", "net", False),
