@@ -13,6 +13,7 @@ from pflsim.tasks.task import Criterion, cross_entropy, in_float32
 
 __all__ = [
     "alignment", "cross_entropy", "inner_product", "kl", "maximum_mean_discrepancy", "mean_loss", "proximal",
+    "soft_cross_entropy",
 ]  # fmt: skip
 KERNEL_VARIANCES = (10, 15, 20, 50)
 """Variances σ of the Gaussian kernels of `maximum_mean_discrepancy`; those of FedCP's program."""
@@ -65,6 +66,11 @@ def kl(target_scores: Float[Tensor, "B C"], scores: Float[Tensor, "B C"]) -> Flo
     """Return 1/B · Σ_b KL(t_b‖p_b) with t = softmax(target_scores) and p = softmax(scores); both get a gradient."""
     target, found = (in_float32(each).log_softmax(1) for each in (target_scores, scores))
     return (target.exp() * (target - found)).sum(1).mean()
+
+
+def soft_cross_entropy(target: Float[Tensor, "B C"], scores: Float[Tensor, "B C"]) -> Float[Tensor, " B"]:
+    """Return −Σ_c t_c·log softmax_c(scores) of each example, for shares t of the classes; both get a gradient."""
+    return -(target * in_float32(scores).log_softmax(1)).sum(1)
 
 
 def maximum_mean_discrepancy(x: Float[Tensor, "B D"], y: Float[Tensor, "B D"]) -> Float[Tensor, ""]:

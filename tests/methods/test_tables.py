@@ -23,6 +23,7 @@ TABLE = {
     # the model that is reported, what round 3 sends to a client and what the client replies
     "apfl": ("personal trained", NET, NET),
     "ditto": ("personal trained", NET, NET),
+    "fd": ("personal trained", MEANS, MEANS),
     "fedadagrad": ("global trained", NET, NET),
     "fedadam": ("global trained", NET, NET),
     "fedala": ("personal received", NET, NET),
@@ -71,10 +72,10 @@ TABLE = {
     "scaffold": ("global trained", f"extra/net {NET}", f"extra/net {NET}"),
 }
 OF_SEVERAL_SHAPES = {"fedfcd", "fedgh", "fedproto", "fedtgp", "lg_fedavg", "pfedpm", "r_pfedpm"}
-OF_ANY_SHAPES = {"fml", "local"}
+OF_ANY_SHAPES = {"fd", "fml", "local"}
 """Methods for clients with models of their own."""
 NO_GLOBAL = {"fedfcd", "fedfomo", "fedgh", "fedproto", "fedtgp", "fesem", "gpfl", "heurpfedla", "ifca", "local"}
-NO_GLOBAL |= {"fedcp", "fedpac", "pfedfda"}
+NO_GLOBAL |= {"fd", "fedcp", "fedpac", "pfedfda"}
 NO_GLOBAL |= {"pfedhn", "pfedla", "pfedpm", "r_pfedpm"}
 """Methods without a model for all clients."""
 JOINING = {"fedcac": NET, "fesem": "extra/centre", "floco": NET, "heurpfedla": NET}
@@ -118,6 +119,7 @@ def test_what_is_reported_and_what_travels(method: str) -> None:
 REFUSED = """
 apfl: alpha=-0.1 alpha=1.1
 ditto: lam=-0.1
+fd: lam=-1 average=mean
 fedala: p=-1 p=3 share=0 share=1.5 eta=-1 threshold=0
 fedalp: groups=0 groups=5 beta=-0.1 beta=1.5 beta=nan warmup=0 warmup=1 warmup=nan
 fedamp: lam=-1 alpha=0 alpha=nan sigma=0
@@ -214,6 +216,7 @@ REDUCTIONS = [
     ("apfl alpha=0.7", "fedavg", "net", True),
     ("ditto lam=0", "local", "personal", False),
     ("ditto lam=3", "fedavg", "net", True),
+    ("fd lam=0", "local", "net", False),
     ("fedala p=0", "fedavg", "net", False),
     ("fedala eta=0", "fedavg", "net", False),
     ("fedbn", "fedavg", "net", True),

@@ -21,7 +21,7 @@ from pflsim.types import Tensors
 
 REFUSED = {
     *("fedas", "fedcac", "fedfcd", "fedfomo", "fedgh", "fedpac", "fedproto", "fedselect", "fedtgp", "heurpfedla"),
-    *("ifca", "l2gd", "pfedfda", "pfedpm", "r_pfedpm", "scaffold"),
+    *("fd", "ifca", "l2gd", "pfedfda", "pfedpm", "r_pfedpm", "scaffold"),
 }
 """Methods whose clients send other content than weights that they have received."""
 SMALL = ["data=digits", "clients=4", "batch_size=50", "model.hidden=[8]"]
