@@ -12,7 +12,7 @@ from pflsim.data.federated import Examples
 from pflsim.tasks.task import Criterion, cross_entropy, in_float32
 
 __all__ = [
-    "adaptive_discrepancy", "alignment", "cross_entropy", "example_losses", "inner_product",
+    "adaptive_discrepancy", "alignment", "cross_entropy", "example_losses", "inner_product", "kl",
     "maximum_mean_discrepancy", "mean_loss", "proximal", "soft_cross_entropy",
 ]  # fmt: skip
 KERNEL_VARIANCES = (10, 15, 20, 50)
@@ -65,6 +65,12 @@ def alignment(
 def example_losses(scores: Float[Tensor, "B C"], labels: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
     """Return −log softmax_y(scores), the cross-entropy of each example in nats."""
     return -in_float32(scores).log_softmax(1).gather(1, labels[:, None])[:, 0]
+
+
+def kl(target_scores: Float[Tensor, "B C"], scores: Float[Tensor, "B C"]) -> Float[Tensor, ""]:
+    """Return 1/B · Σ_b KL(t_b‖p_b) with t = softmax(target_scores) and p = softmax(scores); both get a gradient."""
+    target, found = (in_float32(each).log_softmax(1) for each in (target_scores, scores))
+    return (target.exp() * (target - found)).sum(1).mean()
 
 
 def maximum_mean_discrepancy(x: Float[Tensor, "B D"], y: Float[Tensor, "B D"]) -> Float[Tensor, ""]:

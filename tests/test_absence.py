@@ -84,7 +84,8 @@ def check_message(executor: InlineExecutor, message: Message) -> None:
     assert finite(dict(message.extra)) and all(np.isfinite(v) for v in message.numbers.values())
     if message.prototypes is not None:
         means, counts = message.prototypes.means, message.prototypes.counts
-        assert means.shape == (module.net.num_classes, module.net.feature_width)
+        outputs = type(module).__name__ == "FD"  # others send features
+        assert means.shape == (module.net.num_classes, module.net.num_classes if outputs else module.net.feature_width)
         assert len(counts) == len(means) and (counts >= 0).all() and finite(means[counts > 0])
 
 

@@ -55,8 +55,14 @@ def test_the_common_net_is_equal_for_all_variants_and_clients_and_no_copy() -> N
     assert same(common, dict.fromkeys(ALL, common[0])) and common[0]["body.fc1.weight"].shape == (8, 64)
     own = part(found[2], "net")  # of the same shapes
     assert own.keys() == common[2].keys() and not any(torch.equal(own[key], common[2][key]) for key in own)
-    other = states(inline(prepared(*SMALL, "seed=1", method=Beside)))
-    assert not torch.equal(part(other[0], "common")["body.fc1.weight"], common[0]["body.fc1.weight"])
+    module = made.factory.build(2)  # of the common initial values
+    for other in (
+        module.net,
+        made.factory.build(2, 3).net,
+        prepared(*SMALL, "seed=1", method=Beside).factory.build().common,
+    ):
+        assert not torch.equal(other.get_parameter("body.fc1.weight"), module.common.get_parameter("body.fc1.weight"))
+    assert torch.equal(made.factory.build(1, 3).common.head.weight, module.common.head.weight)
 
 
 @pytest.mark.parametrize("lockstep", ["lockstep=false", "lockstep=true"])
@@ -107,10 +113,12 @@ class Half(Mlp):
 
 
 def test_what_a_model_fixes_stays_fixed_in_the_common_net() -> None:
-    executor = inline(prepared(*SMALL[:4], method=Beside, model={"name": Half, "hidden": [8]}))
-    run = executor.host.module.common
-    fixed = run.body[1].weight.clone()
-    assert "common.body.fc1.weight" not in states(executor)[0] and fixed.shape == (8, 64)
+    executor = inline(prepared(*SMALL[:4], "executor=inline", method=Beside, model={"name": Half, "hidden": [8]}))
+    common: Any = executor.host.module.common
+    fixed = common.body[1].weight.clone()
+    _, sent = play(executor, 1)
+    assert torch.equal(common.body[1].weight, fixed) and "common.body.fc1.weight" not in sent[0].weights
+    assert "common.head.weight" in sent[0].weights
 
 
 def common_world(**more: Any) -> Any:

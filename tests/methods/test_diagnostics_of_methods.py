@@ -14,7 +14,7 @@ from pflsim.records.trace import RoundMatrices, read_matrices
 FROM_NUMBERS = {"pfedcfr": "zeta", "fedamp": "zeta", "pfedla": "alpha", "heurpfedla": "alpha", "fedalp": "psi",
                 "fedfomo": "affinity"}  # fmt: skip
 CLUSTERS = {"cfl", "ifca", "fesem", "fedalp"}
-PROTOTYPES = {"fedfcd", "fedproto", "fedgh", "fedtgp", "pfedpm", "r_pfedpm"}
+PROTOTYPES = {"fd", "fedfcd", "fedproto", "fedgh", "fedtgp", "pfedpm", "r_pfedpm"}
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ TABLE = {
     "apfl": ("personal trained", NET, NET),
     "cfl": ("personal received", NET, NET),
     "ditto": ("personal trained", NET, NET),
+    "fd": ("personal trained", MEANS, MEANS),
     "fedadagrad": ("global trained", NET, NET),
     "fedadam": ("global trained", NET, NET),
     "fedala": ("personal received", NET, NET),
@@ -56,6 +57,7 @@ TABLE = {
     "fedyogi": ("global trained", NET, NET),
     "fesem": ("personal received", NET, NET),
     "floco": ("personal received", f"extra/alpha {NET}", NET),
+    "fml": ("personal trained", "common", "common"),
     "gpfl": ("personal trained", f"embeddings {BODY} valve", f"embeddings {BODY} valve"),
     "heurpfedla": ("personal received", BODY, NET),
     "ifca": ("personal received", "extra/model", f"{NET} number/cluster"),
@@ -75,10 +77,10 @@ TABLE = {
     "scaffold": ("global trained", f"extra/net {NET}", f"extra/net {NET}"),
 }
 OF_SEVERAL_SHAPES = {"fedfcd", "fedgh", "fedproto", "fedtgp", "lg_fedavg", "pfedpm", "r_pfedpm"}
-OF_ANY_SHAPES = {"fedmrl", "local"}
+OF_ANY_SHAPES = {"fd", "fedmrl", "fml", "local"}
 """Methods for clients with models of their own."""
 NO_GLOBAL = {"fedfcd", "fedfomo", "fedgh", "fedproto", "fedtgp", "fesem", "gpfl", "heurpfedla", "ifca", "local"}
-NO_GLOBAL |= {"cfl", "fedcp", "fedpac", "pfedfda"}
+NO_GLOBAL |= {"cfl", "fd", "fedcp", "fedpac", "pfedfda"}
 NO_GLOBAL |= {"pfedhn", "pfedla", "pfedpm", "r_pfedpm"}
 """Methods without a model for all clients."""
 JOINING = {"cfl": "extra/centre", "fedcac": NET, "fesem": "extra/centre", "floco": NET, "heurpfedla": NET}
@@ -123,6 +125,7 @@ REFUSED = """
 apfl: alpha=-0.1 alpha=1.1
 cfl: eps1=-1 eps2=-0.1 after=-1 linkage=ward
 ditto: lam=-0.1
+fd: lam=-1 average=mean
 fedala: p=-1 p=3 share=0 share=1.5 eta=-1 threshold=0
 fedalp: groups=0 groups=5 beta=-0.1 beta=1.5 beta=nan warmup=0 warmup=1 warmup=nan
 fedamp: lam=-1 alpha=0 alpha=nan sigma=0
@@ -146,6 +149,7 @@ fedselect: p=-0.1 p=1.1 alpha=-0.1 alpha=1.1 every=0 reference=last
 fedtgp: max_margin=-1 server_lr=0 server_epochs=0 server_batch=0 server_hidden=0
 fesem: groups=0 groups=-1 groups=5
 floco: endpoints=0 rho=-0.1 sampling=l2 warmup=-0.1 warmup=1.5
+fml: alpha=-0.1 alpha=1.2 beta=-0.1 beta=1.2 beta=nan
 gpfl: lam=-1 mu=-1
 ifca: groups=0
 knn_per: neighbours=0 scale=0 capacity=0 lam=1.1
@@ -225,6 +229,7 @@ REDUCTIONS = [
     ("cfl eps1=0 eps2=0 after=0", "fedavg", "net", True),
     ("ditto lam=0", "local", "personal", False),
     ("ditto lam=3", "fedavg", "net", True),
+    ("fd lam=0", "local", "net", False),
     ("fedala p=0", "fedavg", "net", False),
     ("fedala eta=0", "fedavg", "net", False),
     ("fedbn", "fedavg", "net", True),
@@ -244,6 +249,7 @@ REDUCTIONS = [
     ("fedselect alpha=0", "pfedcfr r=0 mu=0", "net", False),
     ("fedtgp lam=0 server_epochs=2", "local", "net", False),
     ("fesem groups=1", "pfedcfr r=0 mu=0", "net", False),
+    ("fml alpha=1", "local", "net", False),
     ("heurpfedla k=0", "pfedla", "net", False),
     ("ifca groups=1", "fedavg", "net", False),
     ("knn_per", "fedavg", "net", True),
