@@ -70,8 +70,9 @@ class FedPHP(ClientModule):
         self._start()
 
     def _start(self) -> None:
-        if not self.taken:
-            load(self.inherited, self.net.state_dict())
+        received, own = self.net.state_dict(), self.inherited.state_dict()
+        first = self.taken == 0
+        load(self.inherited, {name: torch.where(first, received[name], value) for name, value in own.items()})
 
     def objective(self, batch: Batch) -> Terms:
         """Return the cross-entropy of w, and the hint of v."""
