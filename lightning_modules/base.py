@@ -358,7 +358,8 @@ class ClientModule(LightningModule):
     @property
     def smallest_batch(self) -> int:
         """Minimum number of examples per training batch: 2 with batch normalisation, else 1."""
-        return 2 if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in self.modules()) else 1
+        parts = (part for net in self.measured("personal") for part in net.modules())
+        return 2 if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in parts) else 1
 
     def stages(self) -> tuple[Stage, ...]:
         """Return the stages of the schedule, with the run's lengths filled in."""

@@ -69,6 +69,7 @@ TRIED = {
     checks.takes_attack: "attack",
     checks.takes_aggregator: "aggregator",
     checks.takes_privacy_of_clients: "privacy=client",
+    checks.takes_privacy_of_examples: "privacy=example",
 }
 
 

@@ -142,6 +142,7 @@ def making(client: type[ClientModule], rule: ServerRule[Any] | None = None) -> M
         (checks.takes_attack, Remembers, None),
         (checks.takes_aggregator, Remembers, None),
         (checks.takes_privacy_of_clients, Remembers, None),
+        (checks.takes_privacy_of_examples, Remembers, None),
         (checks.lockstep_equals_loop, Remembers, None),
         (checks.trainer_equals_loop, OtherOptimizer, None),
     ],

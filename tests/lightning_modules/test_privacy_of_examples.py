@@ -15,7 +15,7 @@ from support import inline, prepared, rounds, same, states
 import pflsim
 from lightning_modules import private_steps
 from lightning_modules.base import ClientModule
-from lightning_modules.contract.checks import Broken, steps_can_be_private
+from lightning_modules.contract.checks import Broken, takes_privacy_of_examples
 from lightning_modules.contract.command import maker
 from lightning_modules.methods.apfl import APFL
 from lightning_modules.methods.fedprox import FedProx
@@ -219,7 +219,7 @@ class Adaptive(APFL):
 def test_the_contract_notices_another_use_of_examples() -> None:
     make = maker(f"{__name__}.Adaptive", ["method.server=pflsim.servers.fedavg.FedAvg"], [CONFIGS])
     with pytest.raises(Broken, match="alpha"):
-        steps_can_be_private(make)
+        takes_privacy_of_examples(make)
 
 
 # What is spent --------------------------------------------------------------------------------------------------------

@@ -242,7 +242,7 @@ def test_a_sweep_is_checked_before_its_first_run(refused: Refused) -> None:
 
 
 MISTAKES = {
-    "lr_deca=1": "lr_deca: no such setting. Did you mean lr_decay?",
+    "lr_deca=1": "lr_deca: no such setting. Did you mean lr_decay ",
     "alpha=1": "alpha: no such setting. Did you mean method.alpha?",
     "method.alph=1": "The settings of method: method.lam, method.mu",
     "placement.theads=2": "Did you mean placement.threads",

@@ -13,7 +13,13 @@ from pflsim.display.metrics import SHARES
 from pflsim.tasks.thresholds import chosen, decided, of_class_1
 from pflsim.types import EvalRow
 
-RNG = torch.Generator().manual_seed(0)
+RNG = torch.Generator()
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """The same numbers in whatever order the tests run."""
+    RNG.manual_seed(0)
 
 
 @pytest.mark.parametrize("sensitivity", [0.05, 0.7, 0.9, 1.0])
