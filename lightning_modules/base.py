@@ -218,7 +218,7 @@ class ClientModule(LightningModule):
     def reply(self, shard: Shard) -> Uplink:
         """Return the message to the server after local training; the module is in evaluation mode.
 
-        `steps_taken` is the number of mini-batches of local training. Default: the shared tensors.
+        `steps_taken` is the number of optimiser steps of local training. Default: the shared tensors.
         """
         return Uplink(weights=self.shared_tensors(), client=shard.client, num_examples=shard.num_examples)
 

@@ -28,7 +28,7 @@ class CommonNet(ClientModule):
 
     def __init__(self, net: Net, training: Training, *, common: Net):
         super().__init__(net, training)
-        self.common = common
+        self.common, self._copied = common, False
 
     def join(self, downlink: Message) -> None:
         """Receive g, and copy it to f if both have the same tensors."""
@@ -36,6 +36,12 @@ class CommonNet(ClientModule):
         own, common = self.net.state_dict(), self.common.state_dict()
         if {key: value.shape for key, value in own.items()} == {key: value.shape for key, value in common.items()}:
             load(self.net, common)
+            self._copied = True
+
+    def replaces_body(self, downlink: Message) -> bool:
+        """Return whether the message has replaced f, which is the case for a newcomer."""
+        copied, self._copied = self._copied, False
+        return copied
 
     def measured(self, model: ModelKind) -> tuple[nn.Module, ...]:
         """Return f and g, or g alone as the global model."""

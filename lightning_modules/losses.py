@@ -92,9 +92,8 @@ def adaptive_discrepancy(x: Float[Tensor, "B D"], y: Float[Tensor, "B D"]) -> Fl
     K(a, b) = Σ_{k=0..4} exp(−‖a − b‖²/(s·2^k/4)). s is the mean of ‖a − b‖² over the pairs of different examples of
     both samples together; it gets no gradient.
     """
-    both, size = torch.cat((x, y)), len(x)
-    norms = both.square().sum(1)
-    squares = norms[:, None] + norms - 2 * both @ both.T
+    both, size = in_float32(torch.cat((x, y))), len(x)
+    squares = (both[:, None] - both).square().sum(2)  # by products, small distances are lost to rounding
     width = squares.detach().sum() / (len(both) ** 2 - len(both)) + 1e-8
     kernel = torch.stack([torch.exp(-squares / (width * 2**k / 4)) for k in range(5)]).sum(0)
     return (kernel[:size, :size] + kernel[size:, size:] - 2 * kernel[:size, size:]).mean()
@@ -107,7 +106,7 @@ def soft_cross_entropy(target: Float[Tensor, "B C"], scores: Float[Tensor, "B C"
         target: t, probabilities.
         scores: logits.
     """
-    return -(target * scores.log_softmax(1)).sum(1)
+    return -(target * in_float32(scores).log_softmax(1)).sum(1)
 
 
 def mean_loss(net: nn.Module, examples: Examples, criterion: Criterion | None = None) -> float:

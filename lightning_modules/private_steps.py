@@ -57,10 +57,10 @@ class PrivateSteps:
     def of(self, client: int, round_number: int) -> NoisySteps:
         """Return the steps of a client in a round."""
         generator = torch_generator(self.seed, "privacy", client, round_number)
-        return NoisySteps(self.privacy.clip, self.noise[client], generator)
+        return NoisySteps(self.privacy.clip, self.noise[client], generator, self.steps[client])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NoisySteps:
     """Takes the steps of a stage, each with a Poisson batch of its own.
 
@@ -68,11 +68,13 @@ class NoisySteps:
         clip: C, the largest norm of an example's gradient, over all parameters of the phase.
         noise: σ.
         generator: draws the noise.
+        left: how many noisy gradients the accountant counts in the rest of the round.
     """
 
     clip: float
     noise: float
     generator: torch.Generator
+    left: float = math.inf
 
     def __call__(
         self, module: ClientModule, stage: Stage, examples: Examples, batches: torch.Generator, work: float = 1.0
@@ -96,6 +98,9 @@ class NoisySteps:
             return examples.batch(examples.vary(drawn.nonzero().flatten()))
 
         for _ in range(math.ceil(work * stage.batches(-(-n // size)))):
+            self.left -= len(steps)
+            if self.left < 0:
+                raise SettingsError("privacy=example: the schedule has more steps than in round 1, which are counted")
             yield [module.optimise(batch(), step, partial(self.compute_gradients, module)) for step in steps]
 
     def compute_gradients(
@@ -125,8 +130,8 @@ class NoisySteps:
                 gradients, terms = each(values, inputs[rows], targets[rows])
                 norms = torch.stack([g.reshape(len(g), -1).norm(dim=1) for g in gradients]).norm(dim=0)
                 scales = (self.clip / norms).clamp_max(1)
-                for total, gradient in zip(totals, gradients, strict=True):
-                    total += torch.tensordot(scales, gradient, 1)
+                for total, gradient in zip(totals, gradients, strict=True):  # not as a product in low precision
+                    total += gradient.mul_(scales.view(-1, *[1] * total.dim())).sum(0)
                 for name, value in terms.items():
                     added = in_float32(value).sum()
                     sums[name] = sums[name] + added if name in sums else added
@@ -176,7 +181,9 @@ def private_steps(
 def _check(module: ClientModule, settings: Settings) -> None:
     """Refuse what uses examples otherwise than through their own gradients."""
     kind, weights = type(module), settings.task.class_weights
-    if not (vars(kind).get("private_steps") and module.private_steps) or kind.gradients is not ClientModule.gradients:
+    steps = "gradients", "compute_gradients", "optimise", "make_step"
+    own = [name for name in steps if getattr(kind, name) is not getattr(ClientModule, name)]
+    if own or not (vars(kind).get("private_steps") and module.private_steps):
         raise SettingsError(
             f"privacy=example: method={component_name(settings, 'method')} uses examples otherwise than through their "
             "gradients, or does not say that it does not (private_steps); use fedavg, ditto or fedrep, for example"
@@ -184,7 +191,7 @@ def _check(module: ClientModule, settings: Settings) -> None:
     problems = {
         "a model without batch normalisation, which mixes examples": module.smallest_batch > 1,
         "lockstep=auto or false": settings.lockstep is True,
-        f"other class weights than {weights}, which count examples": str(weights).startswith("balanced"),
+        "task.class_weights=none, since a mean over a batch divides by them": weights != "none",
         "faults.straggler=0": settings.faults.straggler > 0,
         "optimizer.keep=false": settings.optimizer.keep,
     }

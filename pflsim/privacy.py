@@ -11,13 +11,13 @@ from pflsim.errors import SettingsError
 
 STEP = 1e-3
 """Resolution of privacy losses, and of calibrated noise."""
-LEAST, MOST = 0.05, 1e4
+LEAST, MOST = 0.1, 1e4
 """Noise multipliers that are tried."""
 
 
 @lru_cache(4096)
 def epsilon(sampling: float, noise: float, delta: float, steps: int) -> float:
-    """Return ε after so many steps; infinite without noise, 0 without steps.
+    """Return ε after so many steps; 0 without steps, and infinite without noise, or with less than is worth computing.
 
     Args:
         sampling: q, the probability that a unit takes part in a step.
@@ -30,7 +30,7 @@ def epsilon(sampling: float, noise: float, delta: float, steps: int) -> float:
     """
     if steps == 0 or sampling == 0:
         return 0.0
-    if noise == 0:
+    if noise < LEAST:
         return math.inf
     try:
         from dp_accounting import GaussianDpEvent, NeighboringRelation, PoissonSampledDpEvent

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from copy import deepcopy
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -78,6 +78,9 @@ class FedEM(ClientModule):
         for other in self.others:
             for parameter in (other.head if differ == "head" else other).parameters():
                 parameter.data = permuted(parameter.data)
+            pairs = zip(net.parameters(), other.parameters(), strict=True)
+            if all(torch.equal(first, second) for first, second in pairs):
+                raise SettingsError(f"method.differ={differ}: all models would be equal, and stay so; freeze less")
 
     def schedule(self) -> Schedule:
         """Return one phase that trains all models."""
@@ -94,7 +97,7 @@ class FedEM(ClientModule):
 
     def outputs(self, inputs: Tensor, values: Tensors) -> Iterator[Tensor]:
         """Yield the scores [B, C] of each model."""
-        for name, net in (("net", self.net), *self.others.named_children()):
+        for name, net in (("net", cast(nn.Module, self.net)), *self.others.named_children()):
             prefix = "net." if net is self.net else f"others.{name}."
             own = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
             yield functional_call(net, own, (inputs,)) if own else net(inputs)
@@ -108,7 +111,7 @@ class FedEM(ClientModule):
         """Take the E steps with the received models, and keep these and the π of the last one for the objective."""
         self.recalibrate(shard.train)
         before = self.mixture.clone()
-        with torch.no_grad(), evaluating(self):
+        with torch.no_grad(), evaluating(self), self.autocast():
             for _ in range(self.e_steps):
                 before.copy_(self.mixture)
                 batches = shard.train.in_turn(256)

@@ -16,6 +16,7 @@ from pflsim.config.validate import Positive
 from pflsim.data.federated import Examples, Shard
 from pflsim.messages import Message, Uplink
 from pflsim.params import load
+from pflsim.tasks.task import in_float32
 from pflsim.types import ModelKind
 
 
@@ -84,7 +85,7 @@ class FedPHP(ClientModule):
         if self.lam:
             with torch.no_grad(), evaluating(self.inherited):
                 given = self.inherited.body(inputs)
-                target = (self.inherited.head(given) / self.temperature).softmax(1)
+                target = (in_float32(self.inherited.head(given)) / self.temperature).softmax(1)
             if self.hint == "kd":
                 terms["kd"] = self.lam * soft_cross_entropy(target, scores).mean()
             else:

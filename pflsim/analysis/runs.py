@@ -293,6 +293,8 @@ class Run:
         """Return ε of differential privacy up to a round, the largest of all clients; None if there is none to show."""
         lines = (line for line in self.history if line.round <= until)
         about = self.summary.get("privacy")
+        if about and until == about["rounds"] and (spent := about["epsilon"]) is not None:
+            return spent["max"] if isinstance(spent, Mapping) else spent
         found = epsilons(about, until, rounds_drawn(lines, self.seed, *self._participation)) if about else []
         return max(found, default=None)
 
@@ -561,7 +563,7 @@ def settings_by_key(config: Mapping[str, Any], names: Mapping[str, str]) -> dict
     found: dict[str, Any] = {part: names[part] for part in COMPONENTS} | dotted(default) | dotted(config)
     if found["local_epochs"] is None and found["local_steps"] is None:
         found["local_epochs"] = 1
-    if isinstance(found.get("privacy.noise"), list):  # that of each client follows from privacy.epsilon
+    if isinstance(found.get("privacy.noise"), list) and found.get("privacy.epsilon"):  # from which it follows
         found["privacy.noise"] = None
     return {key: value for key, value in found.items() if not any(f"{key}.".startswith(f"{name}.") for name in IGNORED)}
 

@@ -27,7 +27,7 @@ from pflsim.config import checks
 from pflsim.config.components import COMPONENTS, NOTEBOOK, TARGET, bind, check_component, short_name, with_defaults
 from pflsim.config.help import GROUPS, groups_in
 from pflsim.config.names import FOLDER, as_value, nearest, shortened, unknown_key, written
-from pflsim.config.plugins import provided
+from pflsim.config.plugins import Plugin, provided
 from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError, reading
 from pflsim.fusion import ServerOptimizer
@@ -100,7 +100,7 @@ def composed(given: Mapping[str, Any], folders: Sequence[Path]) -> Composition:
     quick = values.pop(QUICK, False)
     if not isinstance(quick, bool):
         raise SettingsError(f"{QUICK}={written(quick)}: expected true or false, as in +experiment=NAME quick=true")
-    if both := re.fullmatch(r"([\w.]+)\+(\w+)", str(values.get("method"))):  # as it is named in records
+    if both := re.fullmatch(r"([\w.-]+)\+(\w+)", str(values.get("method"))):  # as it is named in records
         parts = {"method": both[1], "server_optimizer": both[2]}
         pairs = (pair for key, value in values.items() for pair in (parts if key == "method" else {key: value}).items())
         values = dict(pairs)  # of the method's server optimiser and another one, the last counts
@@ -278,7 +278,7 @@ def _compose(
         found, choices = _composed_files(lines, tuple(folders), tuple(texts))
         config = deepcopy(found)
         for group, name in targets.items():  # instead of the file, whose settings are those of another target
-            target = _plugins(group).get(name, (name,))[0]
+            target = next((plugin.target for plugin in _plugins(group).get(name, ())), name)
             config[group] = {"client": {TARGET: target}} if group == "method" else {TARGET: target}
         for key, value in values.items():
             if key not in groups:
@@ -289,7 +289,8 @@ def _compose(
         content = typing.cast(dict[str, Any], OmegaConf.to_container(config))
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise SettingsError(_message(error)) from error
-    return content, {**choices, **{group: short_name(name) for group, name in targets.items()}}
+    named = {group: name if name in _plugins(group) else short_name(name) for group, name in targets.items()}
+    return content, {**choices, **named}
 
 
 @lru_cache
@@ -330,18 +331,19 @@ def _check_values(values: Mapping[str, Any], groups: Mapping[str, Sequence[str]]
             raise SettingsError(f"{group}={written(value)}: there is no {group} of that name; {near}")
 
 
-def _plugins(group: str) -> Mapping[str, tuple[str, str]]:
+def _plugins(group: str) -> Mapping[str, Sequence[Plugin]]:
     return provided().get(group, {})
 
 
 def _check_plugins(values: Mapping[str, Any], folders: Sequence[Path]) -> None:
-    """Refuse a name that an installed package and a config file have."""
+    """Refuse a name of an installed package that a config file or another package has too."""
     for group, value in values.items():
-        files = [file for folder in folders if (file := folder / group / f"{value}.yaml").exists()]
-        if isinstance(value, str) and value in _plugins(group) and files:
-            target, package = _plugins(group)[value]
-            what = f"{group}={value}: {package} and {files[0]} both have a {group} of this name"
-            raise SettingsError(f"{what}; choose that of the package by {group}={target}, or uninstall it")
+        found = _plugins(group).get(value, ()) if isinstance(value, str) else ()
+        files = [str(file) for folder in folders if (file := folder / group / f"{value}.yaml").exists()]
+        if found and len(every := [*(plugin.package for plugin in found), *files]) > 1:
+            targets = " or ".join(f"{group}={plugin.target}" for plugin in found)
+            what = f"{group}={value}: {' and '.join(every)} have a {group} of this name"
+            raise SettingsError(f"{what}; choose that of a package by {targets}, or uninstall one")
 
 
 def _is_target(group: str, value: Any, groups: Mapping[str, Sequence[str]]) -> bool:

@@ -4,27 +4,42 @@ A package's pyproject.toml contains `[project.entry-points."pflsim.methods"]` an
 Then `method=NAME` works as a name of this project does.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
 
 GROUPS = {"method": "pflsim.methods", "partition": "pflsim.partitions", "data": "pflsim.data"}
 
 
-@cache
-def provided() -> Mapping[str, Mapping[str, tuple[str, str]]]:
-    """Return the dotted name of the class or function, and the package with its version, by component and name.
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """What a package provides under a name.
 
-    Nothing is imported. Two packages with one name: the one that Python finds first.
+    Args:
+        target: dotted name of the class or function.
+        package: the package's name.
+        version: its version.
     """
-    found: dict[str, dict[str, tuple[str, str]]] = {component: {} for component in GROUPS}
+
+    target: str
+    package: str
+    version: str
+
+
+@cache
+def provided() -> Mapping[str, Mapping[str, Sequence[Plugin]]]:
+    """Return what packages provide, by component and name; several if packages share a name. Nothing is imported."""
+    found: dict[str, dict[str, list[Plugin]]] = {component: {} for component in GROUPS}
     for component, group in GROUPS.items():
         for each in entry_points(group=group):
-            package = f"{each.dist.name} {each.dist.version}" if each.dist else each.module
-            found[component].setdefault(each.name, (each.value.replace(":", ".").strip(), package))
+            name, version = (each.dist.name, each.dist.version) if each.dist else (each.module, "")
+            plugin = Plugin(f"{each.module}.{each.attr}", name or each.module, version or "")
+            known = found[component].setdefault(each.name, [])
+            known += [plugin] * (plugin not in known)
     return found
 
 
-def modules() -> set[str]:
-    """Return the outermost modules of all that packages provide."""
-    return {target.partition(".")[0] for names in provided().values() for target, _ in names.values()}
+def plugins() -> list[Plugin]:
+    """Return all that packages provide."""
+    return [plugin for names in provided().values() for each in names.values() for plugin in each]

@@ -17,7 +17,7 @@ from typing import Any, NotRequired
 import psutil
 
 from pflsim.config.names import listed
-from pflsim.config.plugins import provided
+from pflsim.config.plugins import plugins
 from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
 from pflsim.records.files import keys, read_json, write_atomically
@@ -28,7 +28,17 @@ FORMAT = 1
 """The format of the files of a run, also in meta.json of checkpoints. Every change of a file's meaning raises it."""
 PACKAGES = (
     *("pflsim", "torch", "torchvision", "lightning", "ray", "numpy", "scipy", "scikit-learn", "torchmetrics"),
-    *("tensorboard", "hydra-core", "omegaconf", "safetensors", "jaxtyping", "psutil", "rich", "matplotlib"),
+    *(
+        "tensorboard",
+        "hydra-core",
+        "omegaconf",
+        "safetensors",
+        "jaxtyping",
+        "psutil",
+        "rich",
+        "matplotlib",
+        "dp-accounting",
+    ),
 )
 JOB = "PFLSIM_JOB"
 """The environment variable of a submitted job with the command that submits a job: `pflsim submit`."""
@@ -52,7 +62,7 @@ def versions() -> dict[str, str | None]:
     used, which includes the build (e.g. 2.14.1+cpu).
     """
     found = {"python": platform.python_version(), **{name: _installed(name) for name in PACKAGES}}
-    found |= dict(package.split() for names in provided().values() for _, package in names.values() if " " in package)
+    found |= {plugin.package: plugin.version for plugin in plugins()}
     if "torch" in sys.modules:
         found["torch"] = str(sys.modules["torch"].__version__)
     return found

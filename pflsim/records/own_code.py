@@ -16,7 +16,7 @@ from typing import Any
 
 from pflsim.config.components import COMPONENTS, SIDES, TARGET, common_of, kept_object, variants_of
 from pflsim.config.names import PACKAGES
-from pflsim.config.plugins import modules
+from pflsim.config.plugins import plugins
 from pflsim.config.settings import Settings
 
 INSTALLED = {"site-packages", "dist-packages"}
@@ -75,7 +75,8 @@ def _add_modules(target: str, found: dict[str, str]) -> None:
     """Add the digests of the modules in a dotted name, as far as they are the user's, and of those they import."""
     for module in accumulate(target.split("."), "{}.{}".format):
         file = None if module in NO_FILES else module_file(module)
-        installed = file and not INSTALLED.isdisjoint(file.parts) and module.partition(".")[0] not in modules()
+        own = module.partition(".")[0] in {plugin.target.partition(".")[0] for plugin in plugins()}
+        installed = file and not INSTALLED.isdisjoint(file.parts) and not own
         if module in NO_FILES or installed:
             return
         if file and module not in found:

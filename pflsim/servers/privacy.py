@@ -137,5 +137,6 @@ class Release:
             released[name] = total / self.expected
         if not self.adapt:
             return released, {}
-        small = sum(bool(norm <= clip) for norm in norms) + self.count_noise * bool(self.noise) * normal(())
-        return released, {"clip": clip * torch.exp(-0.2 * (small / self.expected - 0.5))}
+        # a client changes this sum by a half: the number of small norms by one, half the number of clients by a half
+        excess = sum(bool(norm <= clip) - 0.5 for norm in norms) + self.count_noise * bool(self.noise) * normal(())
+        return released, {"clip": clip * torch.exp(-0.2 * excess / self.expected)}

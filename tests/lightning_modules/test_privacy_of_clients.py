@@ -59,6 +59,8 @@ def test_an_adaptive_clip_norm(expected: float, noise: float) -> None:
         clip *= 2.718281828459045 ** (-0.2 * (share - 0.5))
         assert memory["clip"].item() == pytest.approx(clip)
     assert clip == pytest.approx(2.0, rel=0.15)
+    few = release(1.0, 0.0, 20.0, adapt=True)(changes(0.5), SHAPES, {}, 1)[1]["clip"].item()
+    assert few == pytest.approx(2.718281828459045 ** (-0.2 * 0.5 / 20))  # one client more or less moves it by this
 
 
 SMALL: dict[str, Any] = {

@@ -18,16 +18,17 @@ from lightning_modules.base import ClientModule
 from lightning_modules.contract.checks import Broken, takes_privacy_of_examples
 from lightning_modules.contract.command import maker
 from lightning_modules.methods.apfl import APFL
+from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.fedprox import FedProx
 from lightning_modules.nets.cnn import Cnn
-from lightning_modules.phases import Phase
+from lightning_modules.phases import Phase, Schedule
 from lightning_modules.private_steps import NoisySteps
 from lightning_modules.training import Training
 from pflsim.analysis.runs import settings_by_key
 from pflsim.config.components import COMPONENTS
 from pflsim.config.compose import CONFIGS
 from pflsim.data.federated import Examples
-from pflsim.errors import SettingsError
+from pflsim.errors import RunError, SettingsError
 from pflsim.privacy import epsilon
 from pflsim.privacy_of_examples import rounded_up
 
@@ -174,8 +175,8 @@ def test_probabilities_are_rounded_up_to_two_digits(given: float, found: float) 
         (["method=apfl"], "method=apfl"),
         (["model=cnn_bn", "model.channels=[2,3]", "model.kernel=3", "model.padding=1", "buffers=local"], "batch norm"),
         (["lockstep=true"], "lockstep"),
-        (["task.class_weights=balanced"], "balanced"),
-        (["task.class_weights=balanced_client"], "balanced_client"),
+        (["task.class_weights=balanced"], "class_weights"),
+        (["task.class_weights=[1,2,1,1,1,1,1,1,1,1]"], "class_weights"),
         (["faults.straggler=0.5"], "straggler"),
         (["optimizer.keep=true"], "optimizer.keep"),
         (["privacy.delta=0.1"], r"privacy\.delta=0\.1"),
@@ -204,6 +205,21 @@ class Heir(FedProx):
 def test_a_subclass_says_it_for_itself() -> None:
     with pytest.raises(SettingsError, match="private_steps"):
         prepared(*SMALL[:-1], *EXAMPLE, f"method.client={__name__}.Heir", "method.server=pflsim.servers.fedavg.FedAvg")
+
+
+class Grows(FedAvg):
+    """Trains longer from round 2 on, which the accountant does not know."""
+
+    private_steps = True
+
+    def schedule(self) -> Schedule:
+        return (Phase(epochs=1 if self.round_number < 2 else 3),)
+
+
+def test_more_steps_than_counted_are_refused(tmp_path: Path) -> None:
+    own = f"method.client={__name__}.Grows", "method.server=pflsim.servers.fedavg.FedAvg"
+    with pytest.raises((RunError, SettingsError), match="more steps than in round 1"):
+        run(tmp_path / "run", *own)
 
 
 class Adaptive(APFL):

@@ -65,8 +65,18 @@ def test_a_name_of_pflsim(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "own" / "method").mkdir(parents=True)
     (tmp_path / "own" / "method" / "other_prox.yaml").write_text((CONFIGS / "method" / "fedavg.yaml").read_text())
     for name, folder in (("fedavg", []), ("other_prox", [tmp_path / "own"])):
-        with pytest.raises(SettingsError, match=f"method={name}: others 2.0 and .*{name}.yaml"):
+        with pytest.raises(SettingsError, match=f"method={name}: others and .*{name}.yaml"):
             composed({"method": name}, config_folders(folder))
+    other = installed / "more-1.0.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: more\nVersion: 1.0\n")
+    (other / "entry_points.txt").write_text(
+        "[pflsim.methods]\nother_prox = more:Own\nmore.fedavg = body_prox:BodyProx\n"
+    )
+    plugins.provided.cache_clear()
+    with pytest.raises(SettingsError, match="(others and more|more and others) have a method"):
+        composed({"method": "other_prox"}, config_folders([]))
+    assert composed({"method": "more.fedavg"}, config_folders([])).config["names"]["method"] == "more.fedavg"
     assert composed({"method": "body_prox.BodyProx"}, config_folders([])).config["names"]["method"] == "BodyProx"
 
 
