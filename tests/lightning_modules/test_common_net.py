@@ -136,6 +136,8 @@ def test_a_newcomer_starts_with_the_common_net_if_it_fits(hidden: list[int]) -> 
     expected = common if hidden == [5] else initial
     assert all(torch.equal(own[key], expected[key]) for key in own)
     assert not all(torch.equal(own[key], initial[key]) for key in own) or hidden == [4]
+    message = executor.server.downlinks([3])[3]
+    assert [module.replaces_body(message) for _ in range(2)] == [hidden == [5], False]  # its statistics are measured
 
 
 def test_statistics_of_both_nets_are_measured_again() -> None:

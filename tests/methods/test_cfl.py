@@ -160,6 +160,7 @@ def test_without_a_division_it_is_fedavg() -> None:
     average = after(world(FedAvg, FedAvgServer(), training=training))
     assert same(after(world(CFL, Server(eps1=0, eps2=0, after=0), training=training)), average)
     assert not same(after(world(CFL, Server(eps1=9, eps2=0, after=0), training=training)), average)
+    assert Server().full_participation(3, 9)
 
 
 def test_rotated_halves_are_found() -> None:
