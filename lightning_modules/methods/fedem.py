@@ -76,7 +76,7 @@ class FedEM(ClientModule):
         self.others = nn.ModuleList(deepcopy(net) for _ in range(components - 1))
         self.register_buffer("mixture", torch.full((components,), 1 / components))
         for other in self.others:
-            for parameter in (other.head if differ == "head" else other).parameters():
+            for parameter in other.get_submodule("head" if differ == "head" else "").parameters():
                 parameter.data = permuted(parameter.data)
             pairs = zip(net.parameters(), other.parameters(), strict=True)
             if all(torch.equal(first, second) for first, second in pairs):
