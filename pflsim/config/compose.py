@@ -38,6 +38,8 @@ OWN_DEFAULTS = ("pflsim.data.sources.table.load", "pflsim.data.sources.text.load
 """Data sources that choose defaults of the run."""
 LISTED = "pflsim.data.explicit.explicit"
 """The partition whose rows tell the number of clients, as objects of Python do."""
+DEEPEST = 50
+"""Brackets inside one another in a setting; the parsers are recursive."""
 QUICK = "quick"
 """Asks for the quick form of an experiment, whose YAML file lists the overrides that make it small under this key."""
 
@@ -235,6 +237,8 @@ def parse(overrides: Iterable[str]) -> dict[str, Any]:
     loader = SimpleNamespace(get_group_options=lambda group, results_filter: options.get(group, []))  # for glob(*)
     parser, found = OverridesParser.create(typing.cast(Any, loader)), dict[str, Any]()
     for text in overrides:
+        if max(itertools.accumulate((each in "[{") - (each in "]}") for each in text), default=0) > DEEPEST:
+            raise SettingsError(f"{shortened(text)}: expected at most {DEEPEST} brackets inside one another")
         key, equals, value = text.partition("=")
         quoted = value.replace("'", "\\'")
         try:
@@ -339,7 +343,7 @@ def _check_plugins(values: Mapping[str, Any], folders: Sequence[Path]) -> None:
     """Refuse a name of an installed package that a config file or another package has too."""
     for group, value in values.items():
         found = _plugins(group).get(value, ()) if isinstance(value, str) else ()
-        files = [str(file) for folder in folders if (file := folder / group / f"{value}.yaml").exists()]
+        files = [str(file) for folder in folders if found and (file := folder / group / f"{value}.yaml").exists()]
         if found and len(every := [*(plugin.package for plugin in found), *files]) > 1:
             targets = " or ".join(f"{group}={plugin.target}" for plugin in found)
             what = f"{group}={value}: {' and '.join(every)} have a {group} of this name"
