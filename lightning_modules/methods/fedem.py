@@ -49,7 +49,7 @@ class FedEM(ClientModule):
         joins later starts with equal weights.
 
     Raises:
-        SettingsError: the run's loss is not the plain cross-entropy.
+        SettingsError: the run's loss is not the plain cross-entropy, or all models are equal at first.
     """
 
     lockstep = True

@@ -191,9 +191,9 @@ def bind_models(settings: Settings, kind: Any) -> tuple[partial[Net], ...]:
     return tuple(_bound(variant, settings.head, kind) for variant in variants_of(settings.model))
 
 
-def bind_common(settings: Settings, client: Callable[..., Any], kind: Any) -> tuple[partial[Net], ...]:
+def bind_common(settings: Settings, client: partial[Any], kind: Any) -> tuple[partial[Net], ...]:
     """Return the model of the common net, as `bind_models` does; () if the method's client has none."""
-    has = getattr(getattr(client, "func", client), "common_net", False)
+    has = getattr(client.func, "common_net", False)
     return (_bound(common_of(settings.model), settings.head, kind),) if has else ()
 
 

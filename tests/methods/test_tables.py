@@ -189,6 +189,7 @@ REFUSED_RUNS = {
     f"fedper {HALVES}": "client 0.* client 1",
     "fedper method.base=1 method.private=[head]": r"method\.base=1 and method\.private",
     "fedem task.label_smoothing=0.1": "fedem .*task.loss",
+    "fedem method.differ=head freeze=[head]": r"method\.differ=head.* equal",
     "fedrod freeze=[head]": "fedrod.*frozen",
     "floco freeze=[head.weight]": "floco needs .*not frozen",
     "floco model=pfedpm_cnn model.padding=2": "floco needs .*Linear.*Sequential",

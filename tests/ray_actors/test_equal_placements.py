@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,7 @@ TWO = "model.variants=[{hidden:[7,5]},{hidden:[5]}]"
 
 def counting(monkeypatch: pytest.MonkeyPatch, *overrides: str) -> PreparedRun:
     """A run of the client above with the counting rule."""
-    monkeypatch.setattr("lightning_modules.prepare.bind_method", lambda *a, **k: (Means, Counting))
+    monkeypatch.setattr("lightning_modules.prepare.bind_method", lambda *a, **k: (partial(Means), partial(Counting)))
     return prepared(*SMALL, *overrides)
 
 
