@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from by_hand import SIZES, backward, batches, close, evaluates, losses, mean, plus, scores, slope, started, values
+from by_hand import SIZES, backward, batches, close, evaluates, mean, plus, scores, slope, started, values
 from support import (
     ALL,
     World,
@@ -29,7 +29,7 @@ from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.local import Local
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
-from pflsim.engine.execution import EvalRequest, FinetuneTask, TrainTask
+from pflsim.engine.execution import EvalRequest, FinetuneTask
 from pflsim.messages import Message, payload_bytes
 from pflsim.servers.apple import APPLE as Server
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
