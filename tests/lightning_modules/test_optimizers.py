@@ -157,7 +157,7 @@ def test_parts_of_a_net(keep: bool, double: None) -> None:
 )
 def test_parts_of_a_method_with_several_nets(client: Any, part: str, stays: list[str]) -> None:
     """A pattern is of every net, or of what the method has beside the client's."""
-    common = {} if client is FedEM else {"common": (partial(Mlp, hidden=[5]),)}
+    common: dict[str, Any] = {} if client is FedEM else {"common": (partial(Mlp, hidden=[5]),)}
     training = Training(lr=0.1, batch_size=4, optimizer=OptimizerChoice(parts={part: 1e-30}))
     executor = world(client, Server(), training=training, **common).inline()
     before = {name: value.clone() for name, value in states(executor)[0].items()}
