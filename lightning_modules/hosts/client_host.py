@@ -42,6 +42,7 @@ from pflsim.errors import ClientError, client_errors
 from pflsim.messages import Message, payload_bytes
 from pflsim.params import load, snapshot
 from pflsim.seeding import newcomer_rows, seed_generators, torch_generator
+from pflsim.tasks.language import token_metrics
 from pflsim.transforms.base import Sender
 from pflsim.types import EvalRow, Split, Tensors, TrainReport
 
@@ -344,7 +345,7 @@ class ClientHost:
             request: what is evaluated.
             split: which examples.
             clients: their ids.
-            counts: of each client the number of correct predictions, and the loss.
+            counts: of each client its `totals`.
             scores: of one client after another; None: there are no examples.
             targets: of the same examples.
         """
@@ -352,8 +353,10 @@ class ClientHost:
         sizes = [len(self.shards[client].split(split)) for client in clients]
         rows = [
             EvalRow(client, split, request.model, request.phase, int(right) if classes else None, size, loss)
-            for client, (right, loss), size in zip(clients, counts, sizes, strict=True)
+            for client, (right, loss, *_), size in zip(clients, counts, sizes, strict=True)
         ]
+        if self.module.criterion.task.name == "language_model":
+            return [replace(row, metrics=token_metrics(*own)) for row, own in zip(rows, counts, strict=True)]
         confuse, pool = classes and request.confusion and split == "test", split in request.pooled
         if scores is None or not (metrics or confuse or request.pooled):
             return rows

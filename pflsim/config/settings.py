@@ -85,8 +85,9 @@ class Optimizer:
 class TaskChoice:
     """What is predicted, and its loss."""
 
-    name: Literal["auto", "classification", "multilabel", "regression"] = "auto"
-    """classification, multilabel or regression; auto: as the targets are; task=NAME is the same."""
+    name: Literal["auto", "classification", "multilabel", "regression", "language_model"] = "auto"
+    """classification, multilabel, regression or language_model; auto: one of the first three, as the targets are;
+    task=NAME is the same."""
     loss: str | None = None
     """A loss of torch.nn, such as HuberLoss, or a dotted name; null: cross-entropy, BCEWithLogitsLoss or MSELoss."""
     options: dict[str, Any] = field(default_factory=dict)

@@ -51,7 +51,8 @@ class Partition:
 
     `names` are those of the clients: given, or those of the data if every client has the training rows of one; else ().
     The first `fitted` clients decide what all have in common, see `common`; None: all do. `sets` are the test sets of
-    `eval.sets` by name, one for each client that trains; the partition's hash ignores them.
+    `eval.sets` by name, one for each client that trains; the partition's hash ignores them. `documents` are the data
+    set and the partition before they were packed in blocks of tokens; the records count these.
     """
 
     train: tuple[np.ndarray, ...]
@@ -61,6 +62,7 @@ class Partition:
     names: tuple[str, ...] = ()
     fitted: int | None = None
     sets: Mapping[str, tuple[TestSet, ...]] = field(default_factory=dict)
+    documents: tuple[Dataset, Partition] | None = None
 
     @property
     def common(self) -> tuple[np.ndarray, ...]:
