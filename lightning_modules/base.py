@@ -464,9 +464,9 @@ class ClientModule(LightningModule):
                 return one(rows)
             chosen, size = range(len(labels))[rows], self.training_settings.batch_size
             parts = [chosen[at : at + size] for at in range(0, len(chosen), size)]
-            weights = [self.criterion.weight(labels[p.start : p.stop]) for p in parts]
-            pairs = zip(parts, weights, strict=True)
-            return averaged((one(slice(p.start, p.stop)), weight / sum(weights)) for p, weight in pairs)
+            weights = [int(self.criterion.weight(labels[p.start : p.stop])) for p in parts]
+            shares = [weight / max(sum(weights), 1) for weight in weights]
+            return averaged((one(slice(p.start, p.stop)), share) for p, share in zip(parts, shares, strict=True))
 
         def one(rows: slice) -> Evaluation:
             terms: Terms = getattr(self, phase.objective)((inputs[rows], labels[rows]))

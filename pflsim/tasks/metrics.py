@@ -331,9 +331,8 @@ def metrics_of(asked: Sequence[Any], task: Task, primary: str | None = None) -> 
     if task.name == "language_model":  # from sums over tokens, not from scores
         for entry in filter(None, (*asked, primary)):
             if entry not in METRICS[:-1]:
-                raise SettingsError(
-                    f"eval.metrics: {entry} is not of task=language_model; {nearest(str(entry), METRICS)}"
-                )
+                known = nearest(str(entry), METRICS[:-1])
+                raise SettingsError(f"eval.metrics: {entry} is not a metric of task=language_model; {known}")
         return ()
     for entry in [*asked, primary or PRIMARY[task.name]]:
         if entry == primary and entry in found:  # by the last part of a dotted name, or the name of a function

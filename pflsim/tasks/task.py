@@ -158,7 +158,7 @@ class Criterion(nn.Module):
         """
         outputs = in_float32(outputs)
         if self.task.name == "language_model":
-            return token_losses(outputs, targets).sum() / self.weight(targets)
+            return token_losses(outputs, targets).sum() / self.weight(targets).clamp(min=1)
         if self.loss is None:
             return cross_entropy(outputs, targets)
         if self.one_output:
@@ -172,8 +172,8 @@ class Criterion(nn.Module):
         return found
 
     def weight(self, targets: Tensor) -> Any:
-        """Return by what the mean loss of a batch is a sum: its examples or, at least 1, its predicted tokens."""
-        return (targets != IGNORED).sum().clamp(min=1) if self.task.name == "language_model" else len(targets)
+        """Return the number of examples of a batch, or of next tokens that of the predicted ones."""
+        return (targets != IGNORED).sum() if self.task.name == "language_model" else len(targets)
 
     def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean loss of a batch times its size."""

@@ -203,8 +203,9 @@ def _frame(path: str, key: str, texts: Collection[str], lines: str | None) -> tu
 def _by_line(frame: DataFrame, column: str | None) -> DataFrame:
     if column is None or column not in frame.columns:
         return frame
-    frame = frame.assign(**{column: frame[column].astype("string").str.splitlines()}).explode(column, ignore_index=True)
-    return frame[frame[column].fillna("").str.strip() != ""].astype({column: object})
+    lines = frame[column].map(lambda text: str(text).splitlines(), na_action="ignore")
+    frame = frame.assign(**{column: lines}).explode(column, ignore_index=True)
+    return frame[frame[column].notna() & (frame[column].astype(str).str.strip() != "")]
 
 
 def _text(file: Path) -> str:

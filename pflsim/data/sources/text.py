@@ -58,7 +58,7 @@ def load(
         mask: inputs are `input_ids` and `attention_mask`, for models of transformers; None: with a tokenizer.
         missing: words that are missing values in the columns of labels, clients and groups, as in `data=table`.
         min_examples: clients with fewer usable rows in `path` are left out.
-        document: with task=language_model, which needs no label: what a document is, a row or file, or each of its lines.
+        document: with task=language_model, which has no label: what a document is, a row or file, or each of its lines.
         prompt: with task=language_model, column of the prompts.
         answer: with task=language_model, column of the answers, of which alone the tokens are predicted.
         template: with task=language_model, text of a document, or of a prompt, with {columns} of the row.
