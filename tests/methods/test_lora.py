@@ -37,13 +37,16 @@ IN, OUT = 16, 5
 APPLY = [check for check in CHECKS if check is not batch_norm_works]  # whose normalisation layers are frozen here
 
 
-@pytest.mark.parametrize("method", ["fedsa_lora", "ffa_lora"])
+METHODS = ("feddpa_lora", "fedsa_lora", "ffa_lora", "flexlora", "hetlora")
+
+
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("check", slow_except({rounds_run, lockstep_equals_loop}, APPLY), ids=lambda c: c.__name__)
 def test_contract(method: str, check: Callable[[Make], None]) -> None:
-    check_contract(method, check, maker(method, ["lora={r: 2}"], [CONFIGS]))
+    check_contract(method, check, maker(method, ["lora={r: 16}"], [CONFIGS]))
 
 
-@pytest.mark.parametrize("method", ["fedsa_lora", "ffa_lora"])
+@pytest.mark.parametrize("method", METHODS)
 def test_a_model_without_adapters_is_refused(method: str, refused: Callable[..., str]) -> None:
     error = refused(f"method={method}", "data=digits", "model=mlp", "executor=inline")
     assert "lora=" in error and f"method={method} " in error
