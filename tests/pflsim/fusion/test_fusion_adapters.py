@@ -74,6 +74,13 @@ def test_rows_that_no_client_has_keep_their_values(fused: object) -> None:
     assert torch.equal(b[:, first:], known[1][:, first:] if fused is padded_mean else torch.zeros(OUTPUTS, 1).double())
 
 
+def test_vectors_of_singular_values_that_are_0_do_not_count() -> None:
+    """They are rounding errors of the sum of two clients with the same two rows of A."""
+    own, known = pair(2, 1), pair(4, 3)
+    a, b = decomposed_mean([own, (own[0], pair(2, 2)[1])], shares(0.25, 0.75), known)
+    assert torch.equal(a[2:], known[0][2:]) and not b[:, 2:].any()
+
+
 @pytest.mark.parametrize("fused", [padded_mean, decomposed_mean])
 def test_equal_clients_keep_their_product(fused: object) -> None:
     own = pair(3, 1)
