@@ -402,7 +402,8 @@ def _names_with_room(
         lines = textwrap.wrap(listed([row.label for row, *_ in alike]), 24)  # of marks that cover each other
         wide = size * dot * max(sum(0.75 if letter.isupper() else 0.52 for letter in line) for line in lines)
         high = size * dot * (1.2 * len(lines) - 0.2)
-        sides = [("left", 5, 0), ("right", -5, 0), *(("center", 0, up) for up in (8, -8, 16, -16))]
+        above = [(side, 0, up) for side in ("center", "left", "right") for up in (8, -8, 16, -16)]
+        sides = [("left", 5, 0), ("right", -5, 0), *above]
         for side, right, up in sides:
             left = x + right * dot - wide * {"left": 0, "center": 0.5, "right": 1}[side]
             box = Bbox.from_bounds(left, y + up * dot - high / 2, wide, high)

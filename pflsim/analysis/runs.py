@@ -563,8 +563,8 @@ def settings_by_key(config: Mapping[str, Any], names: Mapping[str, str]) -> dict
     found: dict[str, Any] = {part: names[part] for part in COMPONENTS} | dotted(default) | dotted(config)
     if found["local_epochs"] is None and found["local_steps"] is None:
         found["local_epochs"] = 1
-    if isinstance(found.get("privacy.noise"), list) and found.get("privacy.epsilon"):  # from which it follows
-        found["privacy.noise"] = None
+    if found.get("privacy.epsilon"):
+        found["privacy.noise"] = None  # it follows from epsilon
     return {key: value for key, value in found.items() if not any(f"{key}.".startswith(f"{name}.") for name in IGNORED)}
 
 

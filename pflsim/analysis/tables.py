@@ -21,6 +21,7 @@ from pflsim.analysis.clients import all_intervals, bracketed, client_keys, clien
 from pflsim.analysis.comparison import Comparison, Row, Spread
 from pflsim.analysis.differences import Difference, Family
 from pflsim.analysis.forest import as_text
+from pflsim.analysis.groups import Group
 from pflsim.analysis.headings import about
 from pflsim.analysis.intervals import METRICS, POOLED
 from pflsim.analysis.runs import UNSCORED, Run, incomplete, run_settings
@@ -29,6 +30,7 @@ from pflsim.analysis.verdict import over_benchmarks
 from pflsim.config.names import listed, written
 from pflsim.data.splits import copies_labels
 from pflsim.display.formats import CHOSEN, NONE, byte_unit, in_text, who_is_evaluated, wrapped
+from pflsim.display.identity import identity
 from pflsim.display.metrics import fixed, points, rounded, scale_of, steady
 from pflsim.errors import SettingsError
 from pflsim.types import ModelKind
@@ -363,6 +365,12 @@ def title(comparison: Comparison, in_words: bool = False) -> str:
     return "; ".join(filter(None, (", ".join(filter(None, words)) for words in (what, how))))
 
 
+def _names(groups: Sequence[Group], others: Sequence[Group]) -> list[str]:
+    """Return the groups' labels, or for all groups of a method the method's name."""
+    whole = {group.method for group in groups} - {group.method for group in others if group not in groups}
+    return [*dict.fromkeys(identity(g.method).display if g.method in whole else g.label for g in groups)]
+
+
 def notes(comparison: Comparison) -> Iterator[str]:
     """Yield the lines below the table of groups, which define its columns."""
     runs = comparison.runs
@@ -386,10 +394,12 @@ def notes(comparison: Comparison) -> Iterator[str]:
         yield f"ε: what differential privacy spends up to that round, with δ = {listed(deltas)}"
     yield "traffic: bytes of all clients in both directions, up to that round and in the whole run"
     yield from target_notes(comparison)
-    rates = {group.label: written(run_settings(group.runs[0])["lr"]) for group in comparison.groups}
-    unnamed = [group.label for group in comparison.groups if "lr" not in group.settings]
-    if len({*rates.values()}) > 1 and unnamed:
-        yield f"lr: {', '.join(f'{rates[label]} ({label})' for label in unnamed)}"
+    unnamed = [group for group in comparison.groups if "lr" not in group.settings]
+    holders: dict[str, list[Group]] = {}
+    for group in unnamed:
+        holders.setdefault(written(run_settings(group.runs[0])["lr"]), []).append(group)
+    if len(holders) > 1:
+        yield f"lr: {', '.join(f'{rate} ({listed(_names(having, unnamed))})' for rate, having in holders.items())}"
     if comparison.baselines:
         labels = listed([row.label for row in comparison.baselines])
         yield f"{labels}: baselines on the same rows, in no test; pooled and mixed ones see the rows of all clients"
