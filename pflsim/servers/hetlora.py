@@ -82,7 +82,8 @@ class HetLoRA(GlobalModelRule[State]):
             return state
         known, sent = state.weights, [up.weights for up in uplinks]
         pairs = [(name, name.replace("lora_A", "lora_B")) for name in known if rank_axis(name) == 0]
-        layers = [[tuple(own[name].double().flatten(1) for name in pair) for pair in pairs] for own in (known, *sent)]
+        wide = [{name: own[name].double().flatten(1) for pair in pairs for name in pair} for own in (known, *sent)]
+        layers = [[(own[a], own[b]) for a, b in pairs] for own in wide]
         if self.aggregation == "svd":
             shares = torch.tensor([up.num_examples for up in uplinks], dtype=torch.float64)
         else:
