@@ -43,8 +43,8 @@ def padded_mean(factors: Sequence[Factors], shares: Float64[Tensor, " K"], known
 def decomposed_mean(factors: Sequence[Factors], shares: Float64[Tensor, " K"], known: Factors) -> Factors:
     """Return A = Vᵀ and B = UΣ of the largest singular values of Σ_k w_k·B_kA_k (FlexLoRA, Bai et al. 2024).
 
-    The entry of each row of Vᵀ with the largest absolute value is positive. Where singular values are 0, relative to the
-    largest one, rows of A keep their values and columns of B are 0. If all are 0, both matrices keep theirs.
+    The entry of each row of Vᵀ with the largest absolute value is positive. Where singular values are 0, relative to
+    the largest one, rows of A keep their values and columns of B are 0. If all are 0, both matrices keep theirs.
 
     Args:
         factors: of K clients.
