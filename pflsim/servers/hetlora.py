@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import torch
 from annotated_types import MinLen
 
+from pflsim.config.names import written
 from pflsim.config.settings import Count
 from pflsim.errors import SettingsError
 from pflsim.fusion.adapters import decomposed_mean, padded_mean, product_norm, rank_axis
@@ -54,7 +55,7 @@ class HetLoRA(GlobalModelRule[State]):
 
     def init(self, federation: Federation) -> State:
         """Return the state with the initial model."""
-        most, given = max(self.ranks), f"method.ranks={[*self.ranks]}"
+        most, given = max(self.ranks), f"method.ranks={written([*self.ranks])}"
         found = {len(value) for name, value in federation.initial.items() if rank_axis(name) == 0} - {most}
         if found:
             raise SettingsError(f"{given} needs lora.r={most}, the largest; found {min(found)}")

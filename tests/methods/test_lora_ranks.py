@@ -264,11 +264,11 @@ def test_memories_of_transforms_have_the_entries_that_are_sent(uplink: str) -> N
 
 
 REFUSED: dict[str, tuple[str, ...]] = {
-    "method.ranks=[4,32]": ("method.ranks=[4, 32] needs lora.r=32, the largest; found 4",),
+    "method.ranks=[4,32]": ("method.ranks=[4,32] needs lora.r=32, the largest; found 4",),
     "method.ranks=[]": ("method.ranks",),
     "method.ranks=[0,4]": ("method.ranks", "item 0"),
     "method.aggregation=mean": ("method.aggregation",),
-    "attack=alie attack.fraction=0.5": ("method.ranks=[1, 2, 4]", "attack=none"),
+    "attack=alie attack.fraction=0.5": ("method.ranks=[1,2,4]", "attack=none"),
     "method.ranks=[4] attack=ipm attack.fraction=0.5": ("attack=ipm", "mean"),
     "aggregator=median": ("aggregator=median", "mean"),
     "privacy=client privacy.noise=1 privacy.delta=0.01": ("privacy=client", "mean"),
