@@ -386,17 +386,21 @@ class ClientModule(LightningModule):
         return Step(phase, parameters, optimizer, self.prefix(phase), masks)
 
     def rate_factors(self, parts: Mapping[str, float]) -> dict[str, float]:
-        """Return the factors of the learning rates of `optimizer.parts` by parameter, in every net of the module.
+        """Return the factors of the learning rates of `optimizer.parts` by parameter.
+
+        A pattern names parameters of every net of the module, or a part of the module, such as a second net.
 
         Raises:
-            SettingsError: a pattern names no part of the client's net.
+            SettingsError: a pattern names neither a part of the client's net nor one of the module.
         """
         found: dict[str, float] = {}
         nets = [(path, part) for path, part in self.named_modules() if isinstance(part, Net)] if parts else ()
-        for path, net in nets:
-            names = dict(net.named_parameters())
-            for pattern, factor in parts.items():
-                with suppress(*(() if net is self.net else (SettingsError,))):
+        for pattern, factor in parts.items():
+            beside = [name for name, _ in self.named_parameters() if name.startswith(f"{pattern}.")]
+            found |= dict.fromkeys(beside, factor)
+            for path, net in nets:
+                names = dict(net.named_parameters())
+                with suppress(*(() if net is self.net and not beside else (SettingsError,))):
                     chosen = named(net, [pattern.removeprefix("net.")], names, "optimizer.parts")
                     found |= {f"{path}.{name}": factor for name in chosen}
         return found

@@ -135,6 +135,8 @@ def prepare(
     plan = replace(plan, metrics=metrics, recorded_rows=recorded, header=header, save_best=best)
     batches = tuple(local.local_steps or local.local_epochs * -(-size // local.step_size) for size in sizes)
     doubts = *model_checks.sharing_warnings(method, variants), *model_checks.objective_warnings(method, module)
+    if settings.model.get("common") and not factory.common:
+        doubts = *doubts, f"model.common has no effect: {method} trains no common net"
     slow = precision_warnings(settings.precision, factory.device)
     warnings = (*dataset_warnings(dataset), *module.net.notes, *warnings, *doubts, *slow)
     return PreparedRun(settings, dataset, partition, factory, rule, federation, plan, meta, batches, warnings)

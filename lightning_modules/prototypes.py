@@ -56,14 +56,15 @@ def reply_means(body: Callable[[Tensor], Tensor], shard: Shard) -> Uplink:
 
 
 def received_means(downlink: Message, method: str) -> Prototypes:
-    """Return the global class means of a message.
+    """Return the global class means of a message, with zeros for missing classes, whose rows are undefined.
 
     Raises:
         ValueError: the message has none.
     """
     if downlink.prototypes is None:
         raise ValueError(f"{method} needs class means in every downlink, and this one has none: use {method}'s server")
-    return downlink.prototypes
+    means, counts = downlink.prototypes.means, downlink.prototypes.counts
+    return Prototypes(torch.where(counts[:, None] > 0, means, torch.zeros_like(means)), counts)
 
 
 def nearest_scores(features: Float[Tensor, "B D"], means: Float[Tensor, "C D"], held: Bool[Tensor, " C"]) -> Tensor:

@@ -53,7 +53,7 @@ from pflsim.types import ClientInfo, NewcomerRecord, RoundRecord
 
 METHODS = sorted(path.stem for path in (CONFIGS / "method").glob("*.yaml") if not path.stem.endswith("lora"))
 """All method files, found on disk; those that need adapters have the contract in tests/methods/test_lora.py."""
-STACKED = [method for method in METHODS if method != "floco"]
+STACKED = [method for method in METHODS if method not in ("apple", "floco")]
 """Those that train in lockstep."""
 IN_BOTH_TIERS = {"fedalp", "fedavg", "fedfcd", "pfedcfr", "pfedla", "pfedpm"}
 

@@ -57,9 +57,7 @@ class FD(ClientModule):
         super().receive(downlink)
         found = received_means(downlink, "FD")
         self.held.copy_(found.counts > 0)
-        # rows of missing classes are undefined
-        means = torch.where(self.held[:, None], found.means, torch.zeros_like(found.means))
-        self.targets.copy_(means.softmax(1) if self.average == "logits" else means)
+        self.targets.copy_(found.means.softmax(1) if self.average == "logits" else found.means)
 
     def objective(self, batch: Batch) -> Terms:
         """Return the cross-entropy of the labels, and that of the other clients' mean outputs."""

@@ -38,8 +38,8 @@ class FedMRL(CommonNet):
         width, least = net.feature_width, common.feature_width
         if least > width:
             raise SettingsError(
-                f"method=fedmrl: the common net has {least} features, a client's net {width}; model.common must not be "
-                "wider"
+                f"method=fedmrl: the common net (model.common, by default model) has {least} features, more than the "
+                f"{width} of model or of an entry of model.variants; set model.common with at most {width}"
             )
         with seeded_global(training.seed, "projection"):  # whatever the nets have drawn before
             self.projection = nn.Linear(least + width, width)

@@ -62,8 +62,7 @@ class FedProto(ClientModule):
         super().receive(downlink)
         found = received_means(downlink, "FedProto")
         self.held.copy_(found.counts > 0)
-        # rows of missing classes are undefined
-        self.means.copy_(torch.where(self.held[:, None], found.means, torch.zeros_like(found.means)))
+        self.means.copy_(found.means)
 
     def objective(self, batch: Batch) -> Terms:
         """Return the cross-entropy of the head and the alignment with the global means."""

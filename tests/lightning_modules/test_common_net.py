@@ -86,7 +86,10 @@ def test_its_architecture(common: str, hidden: list[int]) -> None:
     made = prepared(*SMALL, f"model.common={common}", method=Beside)
     (make,) = made.factory.common
     assert made.factory.build().common.feature_width == hidden[-1] and make.keywords["hidden"] == hidden
-    assert not prepared(*SMALL, f"model.common={common}", "method=fedavg").factory.common
+    without = prepared(*SMALL, f"model.common={common}", "method=fedavg")  # as one run of a sweep over methods
+    said = [warning for warning in without.warnings if "model.common" in warning]
+    assert not without.factory.common and len(said) == (common != "{}")
+    assert not [warning for warning in made.warnings if "model.common" in warning]
 
 
 def test_what_is_refused() -> None:

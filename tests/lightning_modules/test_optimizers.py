@@ -12,19 +12,27 @@ from torch import nn
 from lightning_modules.base import ClientModule
 from lightning_modules.lockstep.updates import clipped
 from lightning_modules.methods.fedavg import FedAvg
+from lightning_modules.methods.feddyn import FedDyn
+from lightning_modules.methods.fedem import FedEM
+from lightning_modules.methods.fedmrl import FedMRL
 from lightning_modules.methods.fedrep import FedRep
+from lightning_modules.methods.fml import FML
 from lightning_modules.methods.l2gd import L2GD
 from lightning_modules.methods.local import Local
 from lightning_modules.methods.per_fedavg import PerFedAvg
 from lightning_modules.methods.pfedme import PFedMe
+from lightning_modules.methods.scaffold import Scaffold
+from lightning_modules.nets.mlp import Mlp
 from lightning_modules.optimizers import OptimizerChoice
 from lightning_modules.phases import Phase
 from lightning_modules.training import Training
 from pflsim.errors import ClientError, SettingsError
 from pflsim.seeding import coin, torch_generator
 from pflsim.servers.fedavg import FedAvg as Server
+from pflsim.servers.feddyn import FedDyn as FedDynServer
 from pflsim.servers.l2gd import L2GD as L2GDServer
 from pflsim.servers.local import Local as LocalServer
+from pflsim.servers.scaffold import Scaffold as ScaffoldServer
 
 ADAM = OptimizerChoice("adam", {"betas": (0.8, 0.95), "eps": 1e-6})
 CASES: list[dict[str, Any]] = [
@@ -94,13 +102,19 @@ def test_kept_states(settings: dict[str, Any], double: None) -> None:
         assert any(not torch.equal(expected[k], v) for k, v in by_torch(w, client, 3, keep=False, **settings).items())
 
 
-@pytest.mark.parametrize("client", [Local, PerFedAvg])
-def test_accumulated_batches(client: type[ClientModule], double: None) -> None:
-    """The mean over mini-batches is that of their examples together; the last step of an epoch has a batch of one."""
+@pytest.mark.parametrize(
+    ("client", "rule"),
+    [(Local, LocalServer()), (PerFedAvg, Server()), (Scaffold, ScaffoldServer()), (FedDyn, FedDynServer(alpha=0.01))],
+)
+def test_accumulated_batches(client: type[ClientModule], rule: Any, double: None) -> None:
+    """The mean over mini-batches is that of their examples together; the last step of an epoch has a batch of one.
+
+    Terms that do not depend on the examples count once.
+    """
     found = list[Any]()
     for sizes in ({"batch_size": 6}, {"batch_size": 2, "accumulate_grad_batches": 3}):
         training = Training(lr=0.02, momentum=0.5 * (client is Local), **sizes)
-        executor = world(client, LocalServer(), training=training, data=exact(dataset())).inline()
+        executor = world(client, rule, training=training, data=exact(dataset())).inline()
         found.append((rounds(executor, 2, 4), states(executor)))
     for number, state in found[0][1].items():
         torch.testing.assert_close(dict(found[1][1][number]), dict(state), rtol=1e-9, atol=1e-11)
@@ -130,6 +144,28 @@ def test_parts_of_a_net(keep: bool, double: None) -> None:
                 optimizer.step()
         for name, value in module.named_parameters():
             torch.testing.assert_close(state[name], value.detach(), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("client", "part", "stays"),
+    [
+        (FML, "body", ["net.body.", "common.body."]),
+        (FML, "common.head", ["common.head."]),
+        (FedMRL, "projection", ["projection."]),
+        (FedEM, "head", ["net.head.", "others.0.head.", "others.1.head."]),
+    ],
+)
+def test_parts_of_a_method_with_several_nets(client: Any, part: str, stays: list[str]) -> None:
+    """A pattern is of every net, or of what the method has beside the client's."""
+    common: dict[str, Any] = {} if client is FedEM else {"common": (partial(Mlp, hidden=[5]),)}
+    training = Training(lr=0.1, batch_size=4, optimizer=OptimizerChoice(parts={part: 1e-30}))
+    executor = world(client, Server(), training=training, **common).inline()
+    before = {name: value.clone() for name, value in states(executor)[0].items()}
+    module = executor.host.module
+    rounds(executor, 1, 4)
+    for name, value in states(executor)[0].items():
+        if name in dict(module.named_parameters()):
+            assert torch.equal(value, before[name]) == name.startswith(tuple(stays))
 
 
 def test_parts_that_a_run_does_not_have() -> None:

@@ -80,7 +80,7 @@ def test_the_numbers_of_a_division() -> None:
     two = replace(start, groups=torch.tensor([0] * 4 + [1] * 4), models=start.models * 2, norms=torch.zeros(2, 2))
     ups = uplinks({i: {"w": row} for i, row in zip(ids, at, strict=True)}, [1] * 8)
     state: State = rule.fuse(two, ups)
-    np.testing.assert_allclose(state.norms[1], [0.035355, 1.004988], rtol=1e-5)
+    np.testing.assert_allclose(state.norms, [[0, 0], *[[0.035355, 1.004988]] * 2], rtol=1e-5)  # of both parts
     assert state.groups.tolist() == [0, 0, 0, 0, 1, 1, 2, 2]
     np.testing.assert_allclose(state.models[1]["w"], [0.9, 0.1])
     np.testing.assert_allclose(state.models[2]["w"], [-0.95, -0.05])

@@ -213,6 +213,7 @@ def test_shares_are_computed_in_evaluation_mode() -> None:
     batch = shard.train.batch(slice(None))
     found = module.objective(batch)["ce"]
     trained = {name: value.clone() for name, value in module.state_dict().items()}
+    assert torch.equal(module.objective(batch)["ce"], found)  # the models' own statistics are others by now
     module.load_state_dict(before)
     own, pi = module.losses(batch), module.received.tensors["mixture"]
     assert all(torch.equal(value, trained[name]) for name, value in module.state_dict().items())

@@ -106,5 +106,6 @@ def test_the_projection_is_equal_at_clients_of_one_width() -> None:
 
 
 def test_a_common_net_that_is_wider_is_refused() -> None:
-    with refusing("method=fedmrl", "9 features", "net 8", "model.common"):
-        maker("fedmrl", ["model.common={hidden: [9]}"], [CONFIGS])()
+    for given, wide, least in (("model.common={hidden: [9]}", 9, 8), ("model.variants=[{hidden: [7]}, {}]", 8, 7)):
+        with refusing("method=fedmrl", f"{wide} features", f"at most {least}", "model.common", "model.variants"):
+            maker("fedmrl", [given], [CONFIGS])()

@@ -115,6 +115,13 @@ def test_equal_features_have_no_discrepancy() -> None:
     assert abs(found.item()) < 1e-12 and by_x.abs().max() < 1e-12
 
 
+def test_features_in_half_precision_lose_nothing_more() -> None:
+    """With precision=bf16, kernels are computed in float32."""
+    x, y = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0)).bfloat16()
+    exact = adaptive_discrepancy(x.double(), y.double())
+    assert adaptive_discrepancy(x, y).item() == pytest.approx(exact.item(), rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("taken", "fraction", "share"),
     [(0, 1.0, 0), (1, 1.0, 0.009), (50, 1.0, 0.45), (200, 1.0, 0.9), (1, 0.29, 0.9 / 29)],

@@ -23,7 +23,7 @@ from by_hand import (
     started,
     values,
 )
-from support import ALL, World, dataset, play, prepared, refusing, rounds, softmax, world
+from support import ALL, BATCH_NORM, World, dataset, dropout_mlp, play, prepared, refusing, rounds, softmax, world
 
 import pflsim
 from lightning_modules.contract.checks import SMALL
@@ -37,11 +37,11 @@ from pflsim.servers.fedavg import FedAvg as Server
 LR = 0.3
 
 
-def knn_per(**settings: Any) -> World:
+def knn_per(model: Any = None, **settings: Any) -> World:
     data, rng = dataset(), np.random.default_rng(1)
     noisy = np.where(rng.random(len(data.y)) < 0.3, rng.integers(3, size=len(data.y)), data.y)
     client = partial(KNNPer, **settings)
-    return world(client, Server(), training=Training(lr=LR, batch_size=4), data=replace(data, y=noisy))
+    return world(client, Server(), training=Training(lr=LR, batch_size=4), data=replace(data, y=noisy), model=model)
 
 
 def votes(w: Arrays, x: np.ndarray, y: np.ndarray, queries: np.ndarray, k: int, s: float) -> np.ndarray:
@@ -146,9 +146,12 @@ def test_without_the_vote_it_is_the_received_global_model() -> None:
         assert own.correct == common.correct and own.loss == pytest.approx(common.loss, rel=1e-5)
 
 
-def test_the_nearest_training_example_is_the_example_itself() -> None:
-    executor = knn_per(lam=1.0, neighbours=1).inline()
+@pytest.mark.parametrize("model", [None, dropout_mlp, BATCH_NORM])
+def test_the_nearest_training_example_is_the_example_itself(model: Any) -> None:
+    """Their features are those of evaluation mode, whatever the module did before."""
+    executor = knn_per(model, lam=1.0, neighbours=1).inline()
     rounds(executor, 2, 4)
+    executor.host.module.train()
     rows = executor.evaluate(EvalRequest("personal", "received", ALL, ("train",), 2))
     assert [row.correct for row in rows] == [*SIZES]
 

@@ -22,6 +22,7 @@ MEANS = "prototypes"
 TABLE = {
     # the model that is reported, what round 3 sends to a client and what the client replies
     "apfl": ("personal trained", NET, NET),
+    "apple": ("personal trained", "extra/core extra/p_0", "core"),
     "cfl": ("personal received", NET, NET),
     "ditto": ("personal trained", NET, NET),
     "fd": ("personal trained", MEANS, MEANS),
@@ -80,7 +81,7 @@ OF_SEVERAL_SHAPES = {"fedfcd", "fedgh", "fedproto", "fedtgp", "lg_fedavg", "pfed
 OF_ANY_SHAPES = {"fd", "fedmrl", "fml", "local"}
 """Methods for clients with models of their own."""
 NO_GLOBAL = {"fedfcd", "fedfomo", "fedgh", "fedproto", "fedtgp", "fesem", "gpfl", "heurpfedla", "ifca", "local"}
-NO_GLOBAL |= {"cfl", "fd", "fedcp", "fedpac", "pfedfda"}
+NO_GLOBAL |= {"apple", "cfl", "fd", "fedcp", "fedpac", "pfedfda"}
 NO_GLOBAL |= {"pfedhn", "pfedla", "pfedpm", "r_pfedpm"}
 """Methods without a model for all clients."""
 JOINING = {"cfl": "extra/centre", "fedcac": NET, "fesem": "extra/centre", "floco": NET, "heurpfedla": NET}
@@ -123,6 +124,7 @@ def test_what_is_reported_and_what_travels(method: str) -> None:
 
 REFUSED = """
 apfl: alpha=-0.1 alpha=1.1
+apple: p_lr=-1 mu=-0.1 mu=1e4 pull_rounds=1.1 decay=linear
 cfl: eps1=-1 eps2=-0.1 after=-1 linkage=ward
 ditto: lam=-0.1
 fd: lam=-1 average=mean
@@ -181,6 +183,8 @@ MAPS = "model=pfedpm_cnn_mh model.padding=2"
 EQUALLY_WIDE = "model.variants=[{channels:32,strides:[1,1]},{channels:32,strides:[1,1]},{channels:128,strides:[1,2]}]"
 REFUSED_RUNS = {
     "fedalp rounds=1": "rounds=1.*at least 2",
+    "apple optimizer=adam": "optimizer=adam: apple is defined by steps of gradient descent; use sgd",
+    "apple weight_decay=0.1": r"weight_decay=0\.1.* apple",
     "fedavg model.variants=[{hidden:[7,5]},{hidden:[5]}]": "fedavg .*client 1",
     "fedavg model.variants=[{hidden:[5]},{hidden:[7,5]}]": "fedavg .*client 0.*client 1",
     "fedavg model.variants=[{hiden:[7]}]": r"model\.hiden",

@@ -94,6 +94,7 @@ IN_SLOW = [
     *product(KINDS, [SMALL], [1]),
     *product(["fedrep", "gpfl", "per_fedavg", "pfedme"], [DECAYED], [3]),
     *product(["fedavg", "fedbn", "ditto", "fedfcd", "r_pfedpm", "gpfl", "fedfomo", "per_fedavg"], [NORMED], [3]),
+    *product(["cfl", "fd", "fedem", "fedmrl", "fedphp", "fml", "knn_per"], [NORMED], [3]),
     *product(["pfedme"], [[*NORMED, "local_steps=3"]], [1, 3]),
     *product(["fedavg"], [[*FEW, "model=resnet18", "model.width=4"], [*FEW, "model=lenet", "model.padding=2"]], [1]),
 ]

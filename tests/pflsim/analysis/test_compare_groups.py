@@ -11,7 +11,7 @@ from made_runs import made
 from pflsim.analysis.comparison import compare
 from pflsim.analysis.groups import check_comparable, group_runs
 from pflsim.analysis.runs import Run, incomplete, read_run
-from pflsim.analysis.tables import remarks
+from pflsim.analysis.tables import notes, remarks
 from pflsim.config.settings import Checkpoint, Eval, Placement
 from pflsim.errors import SettingsError
 
@@ -112,6 +112,18 @@ def test_settings_of_the_same_method_are_listed_for_it_alone(make: Make) -> None
     """The learning rate, which is tuned for each method, counts among them."""
     runs = [make(method="fedprox", lr=lr, parts={"method": {"mu": mu}}) for mu, lr in ((0.1, 0.5), (1e-5, 0.1))]
     assert labels(make(method="local", lr=0.2), *runs) == ["Local", "FedProx lr=0.5 mu=0.1", "FedProx lr=0.1 mu=1e-05"]
+
+
+def test_learning_rates_that_labels_lack_are_noted_by_value(make: Make) -> None:
+    runs = [make(method=m, lr=r, clip_grad_norm=c) for m, r in (("local", 0.3), ("fedavg", 0.9)) for c in (1.0, 2.0)]
+    note = next(line for line in notes(compare(group_runs(runs))) if line.startswith("lr:"))
+    assert note == "lr: 0.3 (Local), 0.9 (FedAvg)"
+
+
+def test_noise_that_follows_from_epsilon_is_in_no_label(make: Make) -> None:
+    spent = ({"noise": 0.7, "epsilon": 8.0}, {"noise": 2.1, "epsilon": 1.0})
+    runs = [make(privacy=each, names={"privacy": "client"}) for each in spent]
+    assert [set(group.settings) for group in group_runs(runs)] == [{"privacy.epsilon"}] * 2
 
 
 def test_methods_with_the_same_name_for_readers(make: Make) -> None:
