@@ -124,13 +124,16 @@ def test_a_run(model: list[str]) -> None:
 
 
 METHODS = ("local", "fedavg", "fedprox", "ditto", "fedper", "fedrep", "fedala", "apfl", "scaffold")
+WITH_ADAPTERS = ("fedsa_lora", "ffa_lora", "hetlora method.ranks=[1,2]", "flexlora method.ranks=[1,2]", "feddpa_lora")
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, *(f"{name} lora.r=2" for name in WITH_ADAPTERS)])
 def test_methods_train_alike_alone_and_in_stacks(method: str) -> None:
-    words = [f"method={method}", *TRANSFORMER, *RUN, "rounds=2"]
+    words = [*f"method={method}".split(), *TRANSFORMER, *RUN, "rounds=2"]
     together, alone = (prepared(*words, *more) for more in ([], ["lockstep=false"]))
     assert together.factory.stacks and not alone.factory.stacks
+    module = together.factory.build()
+    assert not any("head" in name for name in module.shared_parameters()) or "lora" not in method, "the head is frozen"
     found = [pflsim.run(overrides=[*words, *more]).per_client() for more in ([], ["lockstep=false"])]
     assert np.allclose(found[0].nll.dropna(), found[1].nll.dropna(), rtol=1e-4) and found[0].nll.notna().sum() >= 6
 
