@@ -223,7 +223,7 @@ class ClientModule(LightningModule):
 
         `steps_taken` is the number of optimiser steps of local training. Default: the shared tensors.
         """
-        return Uplink(weights=self.shared_tensors(), client=shard.client, num_examples=shard.num_examples)
+        return Uplink(weights=self.shared_tensors(), client=shard.client, num_examples=shard.weight)
 
     def survey(self, shard: Shard) -> Uplink:
         """Return the reply outside of local training: in the initial round, and before rounds with a survey.

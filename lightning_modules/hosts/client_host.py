@@ -42,7 +42,7 @@ from pflsim.errors import ClientError, client_errors
 from pflsim.messages import Message, payload_bytes
 from pflsim.params import load, snapshot
 from pflsim.seeding import newcomer_rows, seed_generators, torch_generator
-from pflsim.tasks.language import token_metrics
+from pflsim.tasks.language import IGNORED, token_metrics
 from pflsim.transforms.base import Sender
 from pflsim.types import EvalRow, Split, Tensors, TrainReport
 
@@ -82,6 +82,8 @@ class ClientHost:
                 choose_memory_format(module)
         self.module: ClientModule = next(iter(self.modules.values()))
         self.shards = {c: shard(dataset, partition, c) for c in clients}
+        if factory.training.task.choice.weights_by == "tokens":
+            self.shards = {c: replace(s, weighs=int((s.train.y != IGNORED).sum())) for c, s in self.shards.items()}
         if attackers := factory.attackers:
             self.shards = {c: attackers.poisoned(own) for c, own in self.shards.items()}
         self.shards = {c: own.to(self.device) for c, own in self.shards.items()}

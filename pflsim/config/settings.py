@@ -96,6 +96,8 @@ class TaskChoice:
     """Weights of classes in the loss: balanced over all training data or within each client, or a list."""
     label_smoothing: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Label smoothing of cross-entropy, in [0, 1)."""
+    weights_by: Literal["examples", "tokens"] = "examples"
+    """What weighs the clients in the mean of their models; tokens: the predicted ones, with task=language_model."""
     standardize_target: bool | None = None
     """Train on standardised targets of regression; metrics keep their unit. null: on tables with the default loss."""
 

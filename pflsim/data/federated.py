@@ -194,7 +194,7 @@ def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.devic
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The examples of one client; `sets` are those of `eval.sets`."""
+    """The examples of one client; `sets` are those of `eval.sets`; `weighs` is its `weight`, None for n_i."""
 
     client: int
     num_classes: int
@@ -202,6 +202,12 @@ class Shard:
     val: Examples
     test: Examples
     sets: Mapping[str, Examples] = field(default_factory=dict)
+    weighs: int | None = None
+
+    @property
+    def weight(self) -> int:
+        """Return the client's weight in the mean of the models: n_i unless `task.weights_by` says otherwise."""
+        return self.num_examples if self.weighs is None else self.weighs
 
     @property
     def num_examples(self) -> int:

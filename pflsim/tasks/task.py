@@ -276,6 +276,8 @@ def task_of(settings: Settings, dataset: Dataset, partition: Partition) -> Task:
     """
     task, common = Task(dataset.task, dataset.num_classes, settings.task), partition.common
     given = task.choice.class_weights
+    if task.choice.weights_by == "tokens" and task.name != "language_model":
+        raise SettingsError(f"task.weights_by=tokens: the run has task={task.name}; leave it out")
     numbers = task.name == "regression" and dataset.kind == "tables" and task.choice.loss is None
     if numbers if (asked := task.choice.standardize_target) is None else asked:
         if task.name != "regression":

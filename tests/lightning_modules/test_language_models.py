@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import prepared
+from support import inline, play, prepared, refusing
 from torch.nn import functional
 
 import pflsim
@@ -152,3 +152,20 @@ def test_accumulated_batches_weigh_by_predicted_tokens() -> None:
         found.append([*terms.values(), *(parameter.grad for parameter in step.parameters)])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("lockstep", ["false", "auto"])
+def test_weights_by_tokens(lockstep: str) -> None:
+    """The global model is the mean of the clients' models by examples, or by their predicted tokens."""
+    words = ["method=fedavg", *TRANSFORMER, *RUN, f"lockstep={lockstep}"]
+    for by in ("examples", "tokens"):
+        made = prepared(*words, f"task.weights_by={by}")
+        executor = inline(made)
+        sent = play(executor, 1, range(3))[1]
+        y = [made.dataset.y[rows] for rows in made.partition.train]
+        counted = {"examples": [len(own) for own in y], "tokens": [int((own != IGNORED).sum()) for own in y]}
+        assert [sent[client].num_examples for client in range(3)] == counted[by] and counted["tokens"] != counted[
+            "examples"
+        ]
+    with refusing(match=r"task\.weights_by"):
+        prepared("method=fedavg", "data=digits", "task.weights_by=tokens")
