@@ -182,6 +182,7 @@ BASE, TWO = partial(roberta, "RobertaModel"), {"r": 2}
         (adapted, False, "fedavg", {}, True),
         (vit, False, "fedavg", {"bias": "lora_only"}, True),
         (normed, False, "fedsa_lora", TWO, True),
+        (vit, False, "hetlora", {"r": 16}, True),
     ],
 )
 def test_a_saved_model_predicts_as_the_run(
