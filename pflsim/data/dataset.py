@@ -19,6 +19,8 @@ MAX_CLASSES, MAX_TOKENS = 100_000, 10_000_000
 """Limits on labels and tokens: other numbers were meant, or the file is invalid."""
 MAX_NAMED = 10
 """Maximum number of classes that a warning names."""
+IGNORED = -100
+"""The target where no next token is predicted, as in transformers."""
 BINS = 10
 """The number of quantiles of a target of regression, by default of `partition.bins`."""
 WIDTH = 100

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-IGNORED = -100
-"""The target where no token is predicted, as in transformers."""
+from pflsim.data.dataset import IGNORED
+
 METRICS = ("nll", "perplexity", "token_accuracy", "tokens")
 """Of a client: the mean loss of a token in nats, its exponential, the share of tokens with the highest score, and the
 number of predicted tokens."""

@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from pflsim.data.dataset import Card, Dataset
+from pflsim.data.dataset import IGNORED, Card, Dataset
 from pflsim.data.federated import Partition
 from pflsim.data.sources.columns import card_of
-from pflsim.data.sources.frames import Rows, Source, defaults_of, read_rows
+from pflsim.data.sources.frames import Source, defaults_of, read_rows
 from pflsim.data.sources.text_encoder import UNKNOWN, TextEncoder, tokenizer_of
 from pflsim.errors import SettingsError
-from pflsim.tasks.language import IGNORED
 from pflsim.types import SPLITS
 
 LENGTH = 128
@@ -88,7 +87,8 @@ def load(labelled: partial[Dataset]) -> Dataset:
     if (its["prompt"] or answer) and not (answer and (its["prompt"] or template)):
         raise SettingsError("data.prompt and data.answer: give both, or data.template in place of the prompt")
     named = [name for _, name, _, _ in Formatter().parse(template or "") if name]
-    columns = [*dict.fromkeys([*(named or [its["prompt"] or its["text"]]), *([answer] if answer else [])])]
+    inputs: list[str] = [*(named or [its["prompt"] or its["text"]]), *([answer] if answer else [])]
+    columns = [*dict.fromkeys(inputs)]
     line = its["document"] == "line"
     source = Source.of({**its, "label": columns[0], "lines": columns[0] if line else None})
     try:
@@ -101,7 +101,7 @@ def load(labelled: partial[Dataset]) -> Dataset:
         raise SettingsError(f"data.tokens={its['tokens']}: the tokenizer has no end token (eos_token)")
     length = its["length"] or min(LENGTH, getattr(tokenizer, "model_max_length", LENGTH))
     encoder = TextEncoder(columns[0], length, False, its["tokens"] == "characters", {}, tokenizer)
-    cells = rows.frame[columns].fillna("").astype(str)
+    cells: Any = rows.frame[columns].fillna("").astype(str)
     texts = [template.format(**row) for row in cells.to_dict("records")] if template else cells[columns[0]].tolist()
     answers = cells[answer].tolist() if answer else None
     about = card_of(source, rows, (), (columns[0], f"{len(texts):,} documents"))
@@ -125,7 +125,8 @@ def _fitted(
 ) -> tuple[Dataset, Partition]:  # fmt: skip
     """Return the blocks of all clients and parts, and their rows; the division is that of documents."""
     whole = np.unique(np.concatenate(partition.common)).tolist()
-    known = encoder.fit([part[row] for part in (texts, answers or ()) for row in whole if part], max(vocabulary - 1, 3))
+    seen = [part[row] for part in (texts, answers or ()) for row in whole if part]
+    known = encoder.fit([*map(str, seen)], max(vocabulary - 1, 3))
     tokenizer, end = known.tokenizer, known.size
     padding = 0
     if tokenizer is not None:
@@ -184,4 +185,4 @@ def defaults(labelled: partial[Dataset]) -> dict[str, Any]:
     """Return the settings of a run that documents choose unless they are given, by key."""
     its = _settings(labelled)
     known = partial(labelled.func, **its)
-    return defaults_of(known, "char_lstm", lambda *_: Rows(None, load(labelled), frozenset(), frozenset(), {}))
+    return defaults_of(known, "char_lstm", lambda *_: load(labelled))

@@ -75,7 +75,7 @@ class Rows:
     aside: frozenset[str]
     lost: dict[str, Any]
 
-    def dataset(self, content: DataFrame, dtype: Any, fit: Callable[[Dataset, Any], Dataset]) -> Dataset:
+    def dataset(self, content: DataFrame, dtype: Any, fit: Callable[[Dataset, Any], Any]) -> Dataset:
         """Return the data set whose inputs are made after the partition.
 
         Args:
@@ -200,7 +200,7 @@ def _frame(path: str, key: str, texts: Collection[str], lines: str | None) -> tu
         return frame, declared, index | empty | {name for name in frame.columns if counts_rows(frame[name])}
 
 
-def _by_line(frame: DataFrame, column: str | None) -> DataFrame:
+def _by_line(frame: Any, column: str | None) -> Any:
     if column is None or column not in frame.columns:
         return frame
     lines = frame[column].map(lambda text: str(text).splitlines(), na_action="ignore")
@@ -230,13 +230,15 @@ def given_as(key: str, path: str | None) -> str:
     return frame if path and path.startswith(NOTEBOOK) else f"{key}={path}"
 
 
-def defaults_of(load: partial[Dataset], model: str, rows: Callable[[Source, dict[str, Any]], Rows]) -> dict[str, Any]:
+def defaults_of(
+    load: partial[Dataset], model: str, targets: Callable[[Source, dict[str, Any]], Dataset]
+) -> dict[str, Any]:
     """Return the settings of a run that data choose unless they are given, by key.
 
     Args:
         load: the loader with its settings.
         model: the name of their model.
-        rows: reads the rows of a source with these settings; only their clients count.
+        targets: reads the data set of a source with these settings; only its clients count.
     """
     given = {name: parameter.default for name, parameter in signature(load).parameters.items()}
     source = Source.of(given)
@@ -244,7 +246,7 @@ def defaults_of(load: partial[Dataset], model: str, rows: Callable[[Source, dict
     if not source.client:
         return chosen
     more = {"split.test_by": "clients"} if source.test else {}
-    return {**chosen, **more, "partition": "by_client", "clients": len(rows(source, given).targets.client_names)}
+    return {**chosen, **more, "partition": "by_client", "clients": len(targets(source, given).client_names)}
 
 
 def check_columns(where: str, frame: DataFrame, wanted: Sequence[str]) -> None:

@@ -106,4 +106,8 @@ load.language_model = documents.load  # type: ignore[attr-defined]
 
 def defaults(load: partial[Dataset]) -> dict[str, Any]:
     """Return the settings of a run that texts choose unless they are given, by key; `load` has its settings."""
-    return defaults_of(load, "text_transformer", lambda source, its: read_rows("text", source, *[[its["text"]]] * 2))
+
+    def targets(source: Source, its: dict[str, Any]) -> Dataset:
+        return read_rows("text", source, [its["text"]], [its["text"]]).targets
+
+    return defaults_of(load, "text_transformer", targets)
