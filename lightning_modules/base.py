@@ -262,6 +262,13 @@ class ClientModule(LightningModule):
         """
         return evaluate(values, slice(size))
 
+    def decided_by_rounds(self) -> object:
+        """Return what the number of rounds of the run decides about its rounds, such as the end of a schedule.
+
+        A run is extended only where this does not change. Default: nothing.
+        """
+        return None
+
     # For methods and the simulator ---------------------------------------------------------------------------------
 
     def shared_parameters(self) -> tuple[str, ...]:

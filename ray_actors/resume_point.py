@@ -122,6 +122,11 @@ def _check_rounds(prepared: PreparedRun, found: Checkpoint, planned: int, report
         raise SettingsError(f"rounds={rounds}: {found.round} rounds are done; expected more")
     before, now = (to_containers(rule.init(replace(prepared.federation, rounds=n))) for n in (planned, rounds))
     differing = [key for key in now if to_bytes(before[key]) != to_bytes(now[key])]
+    factory = prepared.factory
+    training = (replace(factory.training, rounds=n) for n in (planned, rounds))
+    first, second = (replace(factory, training=each).build().decided_by_rounds() for each in training)
+    if first != second:
+        differing.append(f"of clients {first} and {second}")
     for key, value in (("lr_schedule", "cosine"), ("participation.last", "all")):
         if attrgetter(key)(prepared.settings) == value:
             differing.append(f"{key}={value}")

@@ -231,7 +231,7 @@ def batch_norm_works(make: Make) -> None:
         executor = inline(make(*BATCH_NORM, f"buffers={buffers}"))
         rounds(executor, (1, 2))
         module = executor.host.module
-        norms = {*Selector(("",), norms="only").parameters(module)} & {*module.shared_parameters()}
+        norms = {*module.shared_buffers()} if buffers == "aggregate" else set()
         for message in executor.server.downlinks(range(CLIENTS)).values():
             names = [*message.weights, *message.extra]
             require(not any("num_batches" in key for key in names), f"buffers={buffers}: counters of batches are sent")

@@ -74,6 +74,10 @@ class APPLE(ClientModule):
         self.register_buffer("known", torch.zeros((), dtype=torch.bool))
         self.received, self._message = Anchor(), Message()
 
+    def decided_by_rounds(self) -> object:
+        """Return the last round, from 0, before which there is a pull; None without one."""
+        return self.pull_end if self.mu else None
+
     def schedule(self) -> Schedule:
         """Return one phase that trains w_i and p_i."""
         return (Phase(trainable=Selector(("core", "p"))),)

@@ -31,7 +31,7 @@ class FedDPALoRA(ClientModule):
         share: a in [0, 1]; with 0 the method is FedAvg.
 
     Raises:
-        SettingsError: the model has no adapters.
+        SettingsError: the model has no adapters, or others than LoRA's.
 
     Notes:
         The gradient of A_l and B_l is exact. The authors' program leaves out what passes through the output of the
@@ -45,7 +45,7 @@ class FedDPALoRA(ClientModule):
     def __init__(self, net: Net, training: Training, *, share: Probability = 0.5):
         super().__init__(net, training)
         self.share, self.private = share, nn.ParameterDict()
-        for name in (*adapter_matrices(self, "A"), *adapter_matrices(self, "B")):
+        for name in (*adapter_matrices(self, "A", plain=True), *adapter_matrices(self, "B")):
             if (axis := rank_axis(name)) is not None:
                 own = torch.zeros_like(self.get_parameter(name))
                 self.private[name.removeprefix("net.").replace(".", "/")] = own

@@ -92,11 +92,14 @@ class FedPHP(ClientModule):
                 terms["mmd"] = self.lam * adaptive_discrepancy(features.flatten(1), given.flatten(1))
         return terms
 
+    def decided_by_rounds(self) -> int:
+        """Return the number of rounds in which a client takes part on average, at least 1, until μ is `most`."""
+        training = self.training_settings
+        return max(1, math.floor(training.fraction * training.rounds + 1e-9))  # 0.29·100 is 28.999999999999996
+
     def reply(self, shard: Shard) -> Uplink:
         """Move v towards the trained w, and return w."""
-        training = self.training_settings
-        rounds = max(1, math.floor(training.fraction * training.rounds + 1e-9))  # 0.29·100 is 28.999999999999996
-        keep = self.most * min(1.0, int(self.taken) / rounds)
+        keep = self.most * min(1.0, int(self.taken) / self.decided_by_rounds())
         trained = self.net.state_dict()
         found = {
             name: torch.lerp(trained[name], value, keep) if value.is_floating_point() else trained[name]

@@ -27,7 +27,7 @@ class HetLoRA(ClientModule):
         training: the run's local training settings.
 
     Raises:
-        SettingsError: the model has no adapters.
+        SettingsError: the model has no adapters, or others than LoRA's.
     """
 
     lockstep = True
@@ -37,7 +37,7 @@ class HetLoRA(ClientModule):
 
     def __init__(self, net: Net, training: Training):
         super().__init__(net, training)
-        adapter_matrices(self, "A")  # or refuses the model
+        adapter_matrices(self, "A", plain=True)  # or refuses the model
         self.active = Anchor()
 
     def schedule(self) -> Schedule:

@@ -12,7 +12,6 @@ from lightning_modules.nets.net import Net, evaluating
 from lightning_modules.prototypes import all_features
 from lightning_modules.training import Training
 from pflsim.config.settings import Count, Probability
-from pflsim.config.validate import Positive
 from pflsim.data.federated import Shard
 from pflsim.errors import SettingsError
 from pflsim.tasks.task import in_float32
@@ -34,7 +33,7 @@ class KNNPer(ClientModule):
         net: body and head.
         training: the run's local training settings.
         neighbours: k; of equally distant examples, the first ones count.
-        scale: s > 0.
+        scale: s, at least 1e-9: the exponents stay finite.
         capacity: how many training examples are stored, drawn at random; None: all.
         lam: λ of all clients; None: each client chooses its own.
 
@@ -55,7 +54,7 @@ class KNNPer(ClientModule):
         training: Training,
         *,
         neighbours: Count = 10,
-        scale: Positive = 1.0,
+        scale: Annotated[float, Ge(1e-9)] = 1.0,
         capacity: Count | None = None,
         lam: Probability | None = None,
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
@@ -152,14 +153,23 @@ def save_adapters(net: OwnNet, model: Any, folder: Path) -> bool:
     return True
 
 
-def adapter_matrices(module: Any, matrix: str) -> tuple[str, ...]:
+def adapter_matrices(module: Any, matrix: str, plain: bool = False) -> tuple[str, ...]:
     """Return the state_dict keys of the trained matrices "A" or "B" of PEFT's LoRA adapters.
 
+    Args:
+        module: a client.
+        matrix: which.
+        plain: whether adapters may have nothing else, such as a bias or the magnitudes of DoRA.
+
     Raises:
-        SettingsError: there are none.
+        SettingsError: there are none, or they have something else.
     """
     names = tuple(name for name, _ in module.named_parameters() if f"lora_{matrix}" in name.split("."))
     if not names:
         method = module.training_settings.method
         raise SettingsError(f"method={method} needs a model with adapters; set lora={{r: 8}}, or give a PEFT model")
+    parts = [name for name, _ in module.named_parameters() if ".lora_" in name] if plain else []
+    if other := [name for name in parts if not re.search(r"\.lora_([AB]|embedding_[AB])\b(?!.*bias)", name)]:
+        method = module.training_settings.method
+        raise SettingsError(f"method={method} is defined for adapters of A and B alone; {other[0]} is another part")
     return names

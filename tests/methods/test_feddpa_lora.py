@@ -162,6 +162,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "method.share=nan": ("method.share",),
     "privacy=example privacy.delta=1e-4 privacy.noise=1": ("privacy=example", "method=feddpa_lora"),
     "model.variants=[{hidden:[8]},{hidden:[6]}]": ("feddpa_lora", "client 1"),
+    "lora.use_dora=true": ("feddpa_lora", "magnitude"),
 }
 
 

@@ -274,6 +274,8 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "privacy=client privacy.noise=1 privacy.delta=0.01": ("privacy=client", "mean"),
     "server_optimizer=fedadam": ("server_optimizer=fedadam", "method=hetlora"),
     "model.variants=[{hidden:[8]},{hidden:[6]}]": ("hetlora", "client 1"),
+    "lora.use_dora=true": ("hetlora", "magnitude"),
+    "lora.lora_bias=true": ("hetlora", "bias"),
 }
 
 

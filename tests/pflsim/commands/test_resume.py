@@ -68,6 +68,19 @@ def test_extended(method: str, tmp_path: Path) -> None:
     assert configs[0] == {**configs[1], "run_dir": str(folder)} and configs[0]["rounds"] == 5
 
 
+@pytest.mark.parametrize(
+    ("method", "free"),
+    [("apple method.pull_rounds=0.5", "method.mu=0"), ("fedphp", ""), ("fedphp fraction=0.25", "participation.last=fraction")],
+)
+def test_a_schedule_that_depends_on_the_rounds_is_not_extended(method: str, free: str, tmp_path: Path) -> None:
+    words = [*f"method={method}".split(), *SMALL]
+    for name, more in {"bound": [], "free": free.split()}.items():
+        assert cli.main([*words, *more, "rounds=2", f"run_dir={tmp_path / name}"]) == 0
+    assert cli.main([f"resume={tmp_path / 'bound'}", "rounds=4"]) == 2 * ("fraction" not in method)
+    if free:
+        assert cli.main([f"resume={tmp_path / 'free'}", "rounds=4"]) == 0
+
+
 @pytest.mark.parametrize("split", slow_except(["merged"], ["merged", "counts split.train=40 split.test=20"]))
 def test_a_run_from_before_a_setting_goes_on_as_it_began(split: str, tmp_path: Path) -> None:
     """Test rows were stratified before `split.stratify` existed."""
