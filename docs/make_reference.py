@@ -121,7 +121,7 @@ def write_refusals(known: Mapping[str, Any]) -> None:
     logging.disable(logging.WARNING)  # what a method refuses fails in its clients
     found = {}
     for name in METHODS:
-        make = maker(name, ["lora={r: 2}"] * name.endswith("_lora"), [CONFIGS])
+        make = maker(name, ["lora={r: 16}"] * name.endswith("lora"), [CONFIGS])
         own = known[name] if name in known else refusals(make)
         found[name] = {what: why for what, why in own.items() if why}
     REFUSALS.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

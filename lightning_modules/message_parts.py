@@ -104,5 +104,9 @@ def _noise(privacy: ClientPrivacy, settings: Settings) -> float:
             raise SettingsError(f"participation.{key}={found}: privacy=client needs {value}")
     if privacy.delta >= 1 / clients:
         raise SettingsError(f"privacy.delta={privacy.delta:g}: expected below 1/N = {1 / clients:g}")
-    doing("calibrating the noise of privacy=client")
-    return privacy.calibrated(settings.fraction, settings.rounds)
+    if privacy.noise is not None:
+        return privacy.calibrated(settings.fraction, settings.rounds)
+    before = doing("calibrating the noise of privacy=client")
+    noise = privacy.calibrated(settings.fraction, settings.rounds)
+    doing(before)
+    return noise

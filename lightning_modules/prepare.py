@@ -120,7 +120,7 @@ def prepare(
     attack = parts.attack if factory.attackers else None
     model_checks.check_messages(variants, rule, attack, parts.aggregator, parts.privacy, settings)
     if 0 in settings.trace.rounds and not rule.initial_round:
-        raise SettingsError("trace.rounds contains 0, but this method has no initial round: rounds start at 1")
+        raise SettingsError(f"trace.rounds contains 0, but method={method} has no initial round: rounds start at 1")
     digest, order = hashes(dataset, partition)
     meta = _meta(settings, dataset, partition, digest, module, measures, factory, rule)
     found = () if private else stacks(settings, method, module, factory.device, sizes[: len(federation.clients)])
@@ -137,6 +137,10 @@ def prepare(
     doubts = *model_checks.sharing_warnings(method, variants), *model_checks.objective_warnings(method, module)
     if settings.model.get("common") and not factory.common:
         doubts = *doubts, f"model.common has no effect: {method} trains no common net"
+    adapts = type(module).before_evaluation is not ClientModule.before_evaluation
+    if private and adapts and getattr(module, "finetune_epochs", 1):
+        what = f"privacy=example: method={method} trains without noise before an evaluation"
+        doubts = *doubts, f"{what}, so ε does not cover the models that it reports"
     slow = precision_warnings(settings.precision, factory.device)
     warnings = (*dataset_warnings(dataset), *module.net.notes, *warnings, *doubts, *slow)
     return PreparedRun(settings, dataset, partition, factory, rule, federation, plan, meta, batches, warnings)

@@ -110,7 +110,10 @@ def _two_rounds(
     messages: Mapping[int, Message | None] = rule.downlinks(state, host.clients)
     for number in (1, 2):
         replies = host.run(TrainTask(number, dict.fromkeys(host.clients, ONE_STEP)), messages)
-        rule.aggregated(state, [reply.uplink for reply in replies.values()], number)
+        try:
+            rule.aggregated(state, [reply.uplink for reply in replies.values()], number)
+        except SettingsError as error:  # a rule does not know its method's name
+            raise SettingsError(f"method={factory.training.method}: {error}") from error
         host = ClientHost(factory, *data, host.clients)
         for client, reply in replies.items():
             host.states[client] = torch.load(io.BytesIO(to_bytes(reply.state)))

@@ -142,6 +142,15 @@ def snapshot(tensors: Tensors) -> dict[str, Tensor]:
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
+def padded(value: Tensor, like: Tensor) -> Tensor:
+    """Return a tensor of the shape of another one that begins with these entries along every axis, and then has 0."""
+    if value.shape == like.shape:
+        return value
+    full = value.new_zeros(like.shape)
+    full[tuple(map(slice, value.shape))] = value
+    return full
+
+
 def load_state(module: nn.Module, state: Tensors) -> None:
     """Load a whole state that `snapshot` returned, with the versions of the module's layers, which it does not have."""
     versioned = OrderedDict(state)

@@ -8,8 +8,8 @@ from annotated_types import Gt, Lt
 
 from pflsim.config.validate import NonNegative, Positive
 from pflsim.errors import SettingsError
-from pflsim.privacy import epsilon, noise_for
-from pflsim.progress import counted
+from pflsim.privacy import each_epsilon, noise_for
+from pflsim.progress import counted, doing
 from pflsim.servers.privacy import Privacy
 
 
@@ -39,19 +39,21 @@ class ExamplePrivacy(Privacy):
         Raises:
             SettingsError: neither noise nor a budget is given, or the noise spends more than the budget.
         """
-        each, what = [*zip(sampling, steps, strict=True)], "calibrating the noise of privacy=example"
+        each = [*zip(sampling, steps, strict=True)]
         if self.noise is None:
             if self.epsilon is None:
                 raise SettingsError("privacy=example needs privacy.noise, or a budget privacy.epsilon")
-            pairs = counted(what, [*dict.fromkeys(each)])  # many clients have the same
-            found = {(q, number): noise_for(self.epsilon, q, self.delta, number) for q, number in pairs}
-            return [found[pair] for pair in each]
+            before, pairs = doing(""), dict.fromkeys(each, 0.0)  # many clients have the same
+            for q, number in counted("calibrating the noise of privacy=example", [*pairs]):
+                pairs[q, number] = noise_for(self.epsilon, q, self.delta, number)
+            doing(before)
+            return [pairs[pair] for pair in each]
         noise = [*self.noise] if isinstance(self.noise, Sequence) else [float(self.noise)] * len(each)
         if len(noise) != len(each):
             raise SettingsError(f"privacy.noise: expected one number, or one for each of {len(each)} clients")
         if self.epsilon is not None:
-            cases = counted(what, [*dict.fromkeys((q, own, n) for own, (q, n) in zip(noise, each, strict=True))])
-            spent, number = max((epsilon(q, own, self.delta, n), n) for q, own, n in cases)
+            cases = [(q, own, self.delta, n) for own, (q, n) in zip(noise, each, strict=True)]
+            spent, number = max(zip(each_epsilon(cases), steps, strict=True))
             if spent > self.epsilon:
                 what = f"privacy.noise spends ε = {spent:.4g} at a client with {number} steps"
                 raise SettingsError(f"{what}, above privacy.epsilon={self.epsilon:g}")

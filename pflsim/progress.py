@@ -25,11 +25,12 @@ def watched(progress: str | None) -> Iterator[None]:
         stop.set()
 
 
-def doing(what: str) -> None:
-    """Say what is done from now on; "" is what prints lines itself."""
+def doing(what: str) -> str:
+    """Say what is done from now on; "" is what prints lines itself. Return what was done before."""
     global _doing, _due
-    _due = _due if _doing else time.monotonic() + FIRST
+    _due, before = _due if _doing else time.monotonic() + FIRST, _doing
     _doing = what
+    return before
 
 
 def counted(what: str, items: Sequence[Any]) -> Iterator[Any]:

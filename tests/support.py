@@ -51,7 +51,7 @@ from pflsim.servers.base import Federation, ServerRule
 from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
 from pflsim.types import ClientInfo, NewcomerRecord, RoundRecord
 
-METHODS = sorted(path.stem for path in (CONFIGS / "method").glob("*.yaml") if not path.stem.endswith("_lora"))
+METHODS = sorted(path.stem for path in (CONFIGS / "method").glob("*.yaml") if not path.stem.endswith("lora"))
 """All method files, found on disk; those that need adapters have the contract in tests/methods/test_lora.py."""
 STACKED = [method for method in METHODS if method not in ("apple", "floco")]
 """Those that train in lockstep."""

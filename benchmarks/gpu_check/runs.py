@@ -20,7 +20,7 @@ from pflsim.config.compose import CONFIGS
 from pflsim.engine.execution import EvalRequest
 from pflsim.messages import Message
 
-METHODS = sorted(path.stem for path in (CONFIGS / "method").glob("*.yaml") if not path.stem.endswith("_lora"))
+METHODS = sorted(path.stem for path in (CONFIGS / "method").glob("*.yaml") if not path.stem.endswith("lora"))
 SIX = ("pfedcfr", "fedfcd", "pfedla", "heurpfedla", "fedalp", "pfedpm")
 NETS = {"mlp": ("model=mlp",), "cnn_bn": ("model=cnn_bn", "model.channels=[8,16]", "model.hidden=32")}
 SMALL = (

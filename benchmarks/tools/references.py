@@ -153,7 +153,7 @@ def options(group: str) -> list[str]:
 def runs() -> dict[str, list[str]]:
     """Return the settings of all runs by name."""
     found = {"variants": [*PLACES["inline"], *VARIANTS]}
-    methods = [name for name in options("method") if not name.endswith("_lora")]  # which need adapters
+    methods = [name for name in options("method") if not name.endswith("lora")]  # which need adapters
     for method, place, kind in product(methods, PLACES, KINDS):
         own = [f"method={method}", *REFUSED.get(f"{method} {kind}", [])]
         found[f"{method} {place} {kind}"] = [*PLACES[place], *KINDS[kind], *own]

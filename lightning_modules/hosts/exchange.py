@@ -18,7 +18,7 @@ from lightning_modules.lockstep.stack_training import stacked
 from pflsim.data.federated import Shard
 from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink, payload_bytes
-from pflsim.params import snapshot
+from pflsim.params import padded, snapshot
 from pflsim.transforms.base import Sender, Transform
 from pflsim.types import Tensors, TrainReport
 
@@ -145,13 +145,18 @@ def sent(
     change = {name: uplink.weights[name].double() - known[name].double() for name in names}  # exact for float32
     change = attack(change) if attack else change
     kept = {key.removeprefix(MEMORY).replace("/", "."): key for key in state if key.startswith(MEMORY)}
-    before = {name: state[key] for name, key in kept.items()}
-    values, memory, size = transform(change, before, sender) if transform else (change, before, None)
+    memory = {name: state[key] for name, key in kept.items()}
+    # of what is sent: a client may send the first entries of a tensor only
+    before = {
+        name: value[tuple(map(slice, change[name].shape)) if name in change else ...] for name, value in memory.items()
+    }
+    values, after, size = transform(change, before, sender) if transform else (change, before, None)
     weights = {name: (known[name].double() + values[name]).to(uplink.weights[name].dtype) for name in names}
     others = sum(value.nbytes for name, value in uplink.weights.items() if name not in weights)
     uplink = replace(uplink, weights={**uplink.weights, **weights}, size=size and size.nbytes + others)
     report = replace(reply.report, up_bytes=payload_bytes(uplink))
-    return replace(reply, report=report, uplink=uplink, state={**state, **{kept[name]: memory[name] for name in kept}})
+    new = {kept[name]: padded(after[name], value) for name, value in memory.items()}
+    return replace(reply, report=report, uplink=uplink, state={**state, **new})
 
 
 def replies(

@@ -12,7 +12,7 @@ import torch
 from lightning_modules.hosts.attributes import StateError
 from pflsim.config.settings import OnError
 from pflsim.engine.execution import FaultRecorder
-from pflsim.errors import ClientError, DivergenceError, called
+from pflsim.errors import ClientError, DivergenceError, SettingsError, called
 from pflsim.messages import Uplink
 
 logger = logging.getLogger(__name__)
@@ -26,15 +26,15 @@ class Failure:
         error: which client failed, and why.
         group: the clients whose results are missing.
         trace: the traceback; empty if there is none.
-        kind: the client raised an error, changed an attribute outside its state, has values that are not finite, its
-            actor died, or its GPU cannot be used any longer by this process.
+        kind: the client raised an error, changed an attribute outside its state, refused a setting, has values that are
+            not finite, its actor died, or its GPU cannot be used any longer by this process.
         where: the actor; empty with the inline executor.
     """
 
     error: ClientError
     group: tuple[int, ...]
     trace: str = ""
-    kind: Literal["error", "state", "nonfinite", "death", "device"] = "error"
+    kind: Literal["error", "state", "settings", "nonfinite", "death", "device"] = "error"
     where: str = ""
 
 
@@ -45,8 +45,10 @@ def free_frames(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def kind_of(cause: BaseException | None) -> Literal["error", "state", "device"]:
+def kind_of(cause: BaseException | None) -> Literal["error", "state", "settings", "device"]:
     """Return the kind of a failure. After an error of a GPU other than a lack of memory, all later calls fail."""
+    if isinstance(cause, SettingsError):
+        return "settings"
     if isinstance(cause, torch.AcceleratorError) and not isinstance(cause, torch.OutOfMemoryError):
         return "device"
     return "state" if isinstance(cause, StateError) else "error"
@@ -109,7 +111,7 @@ class FailurePolicy:
             logger.warning(f"{text}; dropped from this round")
             self.faults.add(suspects, "nonfinite")
             return ()
-        if failure.kind == "state":
+        if failure.kind in ("state", "settings"):
             raise error
         if self.on_error.rule == "drop":
             self.log(f"{text}; the round goes on without {self._clients(suspects)}", failure.trace)

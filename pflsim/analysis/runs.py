@@ -473,13 +473,19 @@ def read_run(folder: Path) -> Run:
     return run
 
 
-def judged_on(run: Run, name: str | None) -> Run:
+def other_sets(run: Run) -> list[str]:
+    """Return the names of the results that `judged_on` takes."""
+    return [*run.sets, *(f"new_{phase}" for phase in {*run.per_client().query("model == 'newcomer'")["phase"]})]
+
+
+def judged_on(run: Run, name: str | None, others: Sequence[Run] = ()) -> Run:
     """Return a run that reports its results on another test set; without a name, the run.
 
     Args:
         run: the run.
         name: a test set of `eval.sets`; or new_PHASE, of the clients that join after the last round, see
             `NewcomerRecord`: new_received, new_trained, new_trained_10, new_recalibrated_10, ...
+        others: the runs that it is compared with; an error lists what these have as well.
 
     Raises:
         SettingsError: the run has no such results.
@@ -491,8 +497,9 @@ def judged_on(run: Run, name: str | None) -> Run:
     scope = Scope(cast(ModelKind, "newcomer"), "test", cast(EvalPhase, name.removeprefix("new_")))
     last, rows = run.history[-1], run.counts(run.history[-1].round, scope).reset_index()
     if rows.empty or name == scope.phase:
-        has = [*run.sets, *(f"new_{phase}" for phase in {*run.per_client().query("model == 'newcomer'")["phase"]})]
+        has = sorted({*other_sets(run)}.intersection(*map(other_sets, others)))
         none = "this run has no other test sets and no new clients; run with eval.sets or eval.holdout_clients=1"
+        none = "these runs have none in common; compare fewer of them" if other_sets(run) else none
         more = "; eval.newcomer_rows=[10] adds some, and recalibrated ones for values and two classes"
         more *= any(each.startswith("new_") for each in has)
         raise SettingsError(f"{run.folder}: --set {name}: {nearest(name, has) + more if has else none}")
@@ -521,10 +528,11 @@ def judged(runs: Iterable[Run], name: str | None) -> list[Run]:
     Raises:
         SettingsError: a run has no such results.
     """
-    found, without = list[Run](), list[Run]()
+    found, without, runs = list[Run](), list[Run](), [*runs]
+    others = [run for run in runs if not is_baseline(run.method)]
     for run in runs:
         try:
-            found.append(judged_on(run, name))
+            found.append(judged_on(run, name, others))
         except SettingsError:
             if not is_baseline(run.method):
                 raise

@@ -47,6 +47,8 @@ LATEX = str.maketrans(
 )
 PAGE = 40
 """The most lines of a LaTeX table on one page."""
+COLUMNS = 120
+"""Width above which labels of a table in text take several lines."""
 MODEL = "reported\nmodel"
 
 
@@ -536,7 +538,12 @@ def _text(table: Table) -> str:
         wrapped(line, indent="  " * (n > 1)) for n, line in enumerate((table.title, table.text, *table.notes))
     )
     above = [line for part in (table.plot, text) if part for line in (part, "")]
-    return "\n".join([title, "", *above, _grid(table, "simple"), "", *notes])
+    grid = _grid(table, "simple")
+    if (excess := max(map(len, grid.splitlines())) - COLUMNS) > 0:
+        width = max(20, *(len(label) - excess for label, *_ in table.rows))
+        rows = tuple((wrapped(label, width, "  "), *cells) for label, *cells in table.rows)
+        grid = _grid(replace(table, rows=rows), "simple")
+    return "\n".join([title, "", *above, grid, "", *notes])
 
 
 def _markdown(table: Table) -> str:

@@ -12,7 +12,7 @@ from typing import Any, NotRequired, get_args
 from pflsim.display.formats import Choice
 from pflsim.errors import SettingsError
 from pflsim.participation import Participation
-from pflsim.privacy import epsilon
+from pflsim.privacy import each_epsilon
 from pflsim.records.evaluation import Evaluation, Measures, Scope, Stats, evaluation, grouped
 from pflsim.records.files import keys, write_atomically
 from pflsim.records.history import RoundMetrics, Traffic, finite, rounds_drawn, stalled_since, validation_scores
@@ -197,7 +197,7 @@ def epsilons(about: Mapping[str, Any], rounds: int, drawn: Mapping[int, int]) ->
         steps = (drawn.get(client, 0) * own for client, own in enumerate(about["steps"]))
         each = zip(about["sampling"], about["noise"], steps, strict=True)
     with suppress(SettingsError):
-        found = [epsilon(sampling, noise, about["delta"], number) for sampling, noise, number in each]
+        found = each_epsilon([(sampling, noise, about["delta"], number) for sampling, noise, number in each])
         return found if all(map(math.isfinite, found)) else []
     return []
 

@@ -120,7 +120,7 @@ class FedALP(GlobalModelRule[State]):
         clients, rounds = len(federation.clients), federation.rounds
         bounded(f"clients={clients}, method.groups", self.groups, 1, clients)
         if rounds < 2:
-            raise SettingsError(f"rounds={rounds}: expected at least 2, one of warm-up and one after it")
+            raise SettingsError(f"rounds={rounds}: FedALP needs at least 2, one of warm-up and one after it")
         layout = federation.layouts[self.unit]
         examples = torch.tensor([c.num_examples for c in federation.clients], dtype=torch.float64)
         groups, psi = torch.zeros(0, dtype=torch.int64), torch.zeros(0, len(layout), dtype=torch.float64)

@@ -89,7 +89,7 @@ class FedFCD(ServerRule[State]):
                 found = error
             if found != scores:
                 raise SettingsError(
-                    f"the server trains the head on flat class means [n, {federation.feature_width}]: expected scores "
+                    f"FedFCD trains the head on flat class means [n, {federation.feature_width}]: expected scores "
                     f"{scores}, got {found}; choose a model whose head flattens its features itself"
                 )
         return State(head, None, 0, federation.seed, torch.zeros(self.epochs, 0, dtype=torch.int64))

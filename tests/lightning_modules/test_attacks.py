@@ -131,7 +131,7 @@ def test_a_resumed_run_remembers_the_last_aggregate(tmp_path: Path) -> None:
         (["attack=ipm", "method=fedamp"], "attack=ipm .* mean"),
         (["attack=alie", "uplink=topk"], "uplink=none"),
         (["aggregator=median", "method=fedamp"], "aggregator=median .* mean"),
-        (["aggregator=median", "method=scaffold"], "an aggregator needs"),
+        (["aggregator=median", "method=scaffold"], "method=scaffold: an aggregator needs"),
         (["aggregator=krum", "model=cnn_bn", "model.kernel=3", "model.padding=1"], "buffers=local"),
         (["attack=replacement", "method=ifca", "clients=20"], "method=ifca.* attack=none"),
         (["attack=sign_flip", "method=fedproto"], "method=fedproto.* attack=none"),

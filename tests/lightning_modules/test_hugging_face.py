@@ -192,6 +192,7 @@ BASE, TWO = partial(roberta, "RobertaModel"), {"r": 2}
         (normed, False, "fedsa_lora", TWO, True),
         (gpt2, True, "fedavg", TWO, True),
         (gpt2, False, "ffa_lora", {"r": 2, "use_dora": True}, True),
+        (vit, False, "hetlora", {"r": 16}, True),
     ],
 )
 def test_a_saved_model_predicts_as_the_run(

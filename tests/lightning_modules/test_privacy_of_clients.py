@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 from scipy.stats import chi2
+from support import prepared
 
 import pflsim
+from lightning_modules import message_parts
 from pflsim.errors import SettingsError
 from pflsim.privacy import epsilon
 from pflsim.records.trace import read_matrices
@@ -125,7 +127,7 @@ def test_no_noise_and_no_clipping_is_the_mean(tmp_path: Path) -> None:
         (["aggregator=median"], "aggregator=median"),
         (["method=feddbe"], "method=feddbe"),
         (["method=fedamp"], "privacy=client"),
-        (["method=scaffold"], "privacy=client"),
+        (["method=scaffold"], "method=scaffold: privacy=client"),
         (["method=fedproto"], "privacy=client .* method=fedproto"),
         (["model=cnn_bn", "model.kernel=3", "model.padding=1"], "buffers=local"),
     ],
@@ -134,6 +136,16 @@ def test_refusals(settings: list[str], named: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=named):
         run(tmp_path / "run", settings)
     assert not (tmp_path / "run").exists()
+
+
+def test_only_noise_that_is_not_given_is_calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = list[str]()
+    monkeypatch.setattr(message_parts, "doing", lambda what: said.append(what) or "before")
+    small = ["method=fedavg", "data=digits", "clients=6", "participation.sampling=poisson", "fraction=0.5"]
+    prepared(*small, "privacy=client", "privacy.delta=0.01", "privacy.noise=0.6")
+    assert not said
+    prepared(*small, "privacy=client", "privacy.delta=0.01", "privacy.epsilon=5", "rounds=3")
+    assert len(said) == 2 and "noise" in said[0] and said[1] == "before"
 
 
 class Everyone(FedAvg):

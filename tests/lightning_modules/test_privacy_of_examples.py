@@ -133,6 +133,13 @@ def run_prepared(*overrides: str) -> Any:
     return prepared(*SMALL, *EXAMPLE, *overrides)
 
 
+@pytest.mark.parametrize(("method", "warned"), [(["fedavg"], 0), (["fedbabu"], 1), (["fedbabu", 0], 0)])
+def test_training_without_noise_before_an_evaluation_is_a_warning(method: list[Any], warned: int) -> None:
+    name, *epochs = method
+    made = run_prepared(f"method={name}", *(f"method.finetune_epochs={number}" for number in epochs))
+    assert sum("without noise" in each for each in made.warnings) == warned
+
+
 def test_a_run_is_a_function_of_its_seed() -> None:
     found = []
     for seed in (0, 0, 1):

@@ -2,15 +2,18 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from by_hand import SIZES, batches
-from support import check_contract, rounds, same, slow_except, states, world
+from support import check_contract, check_loaded, rounds, same, slow_except, states, world
 from torch.nn.functional import cross_entropy
 
-from lightning_modules.contract.checks import CHECKS, Make, batch_norm_works, lockstep_equals_loop, rounds_run
+import pflsim
+from lightning_modules.contract.checks import CHECKS, SMALL, Make, batch_norm_works, lockstep_equals_loop, rounds_run
 from lightning_modules.contract.command import maker
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.fedper import FedPer
@@ -21,8 +24,11 @@ from lightning_modules.nets.adjust import Adjustments
 from lightning_modules.nets.frozen import frozen
 from lightning_modules.training import Training
 from pflsim.config.compose import CONFIGS
+from pflsim.records.evaluation import Scope
 from pflsim.servers.fedavg import FedAvg as Server
 from pflsim.servers.local import Local as Alone
+from ray_actors.actors_equal import actors_equal_inline
+from ray_actors.resources import ActorPool
 
 pytest.importorskip("peft")
 R, ALPHA = 2, 6
@@ -37,13 +43,37 @@ IN, OUT = 16, 5
 APPLY = [check for check in CHECKS if check is not batch_norm_works]  # whose normalisation layers are frozen here
 
 
-@pytest.mark.parametrize("method", ["fedsa_lora", "ffa_lora"])
+METHODS = ("feddpa_lora", "fedsa_lora", "ffa_lora", "flexlora", "hetlora")
+
+
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("check", slow_except({rounds_run, lockstep_equals_loop}, APPLY), ids=lambda c: c.__name__)
 def test_contract(method: str, check: Callable[[Make], None]) -> None:
-    check_contract(method, check, maker(method, ["lora={r: 2}"], [CONFIGS]))
+    check_contract(method, check, maker(method, ["lora={r: 16}"], [CONFIGS]))
 
 
-@pytest.mark.parametrize("method", ["fedsa_lora", "ffa_lora"])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS[:1] + METHODS[3:])
+def test_equal_on_actors(method: str, pool: ActorPool) -> None:
+    actors_equal_inline(maker(method, ["lora={r: 16}"], [CONFIGS]), pool)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head", [[], ["freeze=[head]"]])
+@pytest.mark.parametrize("method", METHODS[:1] + METHODS[3:])
+def test_runs_and_models_that_are_loaded(method: str, head: list[str], tmp_path: Path) -> None:
+    """In lockstep, with absent clients and a newcomer; with a frozen head, adapters alone are sent."""
+    given = [*SMALL, f"method={method}", "lora={r: 16}", "model.hidden=[8,6]", "fraction=0.5", "lockstep=true", *head]
+    run = pflsim.run(overrides=[*given, "eval.holdout_clients=1"], run_dir=str(tmp_path / "run"), progress="none")
+    check_loaded(run, 0, 1, 2)
+    check_loaded(run, 1, scope=Scope("global", "test", "received"), export=False)
+    traffic = run.history[-1].traffic.up_bytes
+    layers = 64 + 8 + 8 + 6  # inputs and outputs of both
+    ranks = (4, 8, 16) if method in ("hetlora", "flexlora") else (16,)
+    assert traffic in {4 * (sum(pair) * layers + 2 * (not head) * (6 * 10 + 10)) for pair in product(ranks, ranks)}
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_a_model_without_adapters_is_refused(method: str, refused: Callable[..., str]) -> None:
     error = refused(f"method={method}", "data=digits", "model=mlp", "executor=inline")
     assert "lora=" in error and f"method={method} " in error

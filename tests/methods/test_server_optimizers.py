@@ -102,6 +102,7 @@ def test_methods_without_a_mean_refuse_them() -> None:
     guide = (Path(__file__).parents[2] / "docs/guide.md").read_text("utf-8").partition("take one:")[2]
     assert {*re.findall(r"`(\w+)`", guide.partition("Others refuse it")[0])} == TAKE_A_MEAN | {
         "fedavg",
+        "feddpa_lora",
         "fedsa_lora",
         "ffa_lora",
     }

@@ -6,7 +6,8 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from pflsim.privacy import epsilon, noise_for
+from pflsim.privacy import each_epsilon, epsilon, noise_for
+from pflsim.progress import doing
 
 pytest.importorskip("dp_accounting")
 
@@ -33,6 +34,15 @@ def test_without_sampling_as_the_closed_form(noise: float, expected: float) -> N
 
     assert epsilon(1.0, noise, 1e-5, 100) == pytest.approx(brentq(excess, 0, 50), abs=2e-3)
     assert brentq(excess, 0, 50) == pytest.approx(expected, abs=1e-4)
+
+
+def test_equal_clients_are_computed_once() -> None:
+    """The noise for a budget has been tried with the same number, so its ε is known."""
+    noise = noise_for(3.3, 0.5, 1e-3, 7)
+    before, said = epsilon.cache_info().misses, doing("what was done before")
+    found = each_epsilon([(0.5, noise, 1e-3, 7), (0.5, 1.77, 1e-3, 7), (0.5, 1.77, 1e-3, 7), (0.5, 1.77, 1e-3, 0)])
+    assert epsilon.cache_info().misses == before + 2 and doing(said) == "what was done before"
+    assert found == [epsilon(0.5, noise, 1e-3, 7), *[epsilon(0.5, 1.77, 1e-3, 7)] * 2, 0]
 
 
 @pytest.mark.parametrize(

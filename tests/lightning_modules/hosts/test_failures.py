@@ -1,6 +1,7 @@
 """Clients that raise errors or diverge: every rule for them, in this process and on actors."""
 
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,15 @@ import pytest
 import torch
 from failing_clients import ALWAYS, set_trap
 from failure_runs import endangered, on_ray, outcome, take_log
-from support import World, agree, inline, same
+from support import World, agree, inline, prepared, same
 
 from lightning_modules.hosts.client_host import Reply
 from lightning_modules.hosts.failures import Failure, nonfinite
 from lightning_modules.hosts.inline import InlineExecutor
+from lightning_modules.methods.fedavg import FedAvg
+from pflsim.data.federated import Shard
 from pflsim.engine.execution import TrainTask
-from pflsim.errors import ClientError
+from pflsim.errors import ClientError, SettingsError
 from pflsim.messages import Prototypes, Uplink
 from ray_actors.resources import ActorPool
 
@@ -64,6 +67,21 @@ def test_a_failure_keeps_no_frames(traps: Path) -> None:
     frames = [frame for frame, _ in traceback.walk_tb(failure.error.__cause__.__traceback__)]
     assert "before_training" in {frame.f_code.co_name for frame in frames}
     assert not any(frame.f_locals for frame in frames if frame.f_code.co_name not in ("run_groups", "<lambda>"))
+
+
+class Refusing(FedAvg):
+    """Refuses a setting when it trains."""
+
+    def before_training(self, shard: Shard) -> None:
+        raise SettingsError("method.x=1: expected 2")
+
+
+@pytest.mark.parametrize("rule", ["drop", "retry(3)"])
+def test_a_refused_setting_ends_the_run_without_advice_about_clients(rule: str) -> None:
+    made = prepared("data=digits", "clients=4", f"on_client_error={rule}", "method=fedavg")
+    executor = inline(replace(made, factory=replace(made.factory, client=Refusing)))
+    with pytest.raises(ClientError, match=r"method\.x=1: expected 2$"):
+        executor.run(TrainTask(1), executor.send([0, 1]))
 
 
 @pytest.mark.slow

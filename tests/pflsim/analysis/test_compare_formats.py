@@ -113,6 +113,22 @@ def test_several_benchmarks_have_a_table_of_differences(tmp_path: Path, kind: Fo
     assert "difference to Local" in last
 
 
+def test_long_labels_take_several_lines_of_a_table_in_text() -> None:
+    """As many as bring the table to 120 columns; they are whole in other formats."""
+    label = "FedAvg lr=0.1 momentum=0.123456 privacy=client privacy.epsilon=1.0"
+    table = Table(
+        "title", ("method", *(f"column{n}" for n in range(8))), ((label, *["0.123"] * 8), ("Local", *"12345678")), ()
+    )
+    assert label in drawn([table], "markdown") and label in drawn([table], "latex")
+    written = drawn([table], "text")
+    assert label not in written and 110 < max(map(len, written.splitlines())) <= 120
+    above, below = written.split("FedAvg")[1].split("\nLocal")
+    assert " ".join(above.replace("0.123 ", " ").split()).startswith("lr=0.1") and below.split() == [*"12345678"]
+    assert {*label.split()} <= {*written.split()}
+    short = Table(table.title, table.headers, table.rows[1:], ())
+    assert "\nLocal " in drawn([short], "text")
+
+
 def test_latex_escapes() -> None:
     body = drawn([Table("50% of a_b", ("a_b", "n"), (("x=50%&{~}\\", "-0.5"),), ("≥ 1 — 2–3 <i>",))], "latex")
     for part in (r"x=50\%\&\{\textasciitilde{}\}\textbackslash{} & $-$0.5", r"\caption{50\% of a\_b", "1 --- 2--3"):

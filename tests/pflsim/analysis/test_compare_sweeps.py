@@ -194,6 +194,17 @@ def test_other_test_sets(said: Said, tmp_path: Path) -> None:
     assert status == 2 and "without: --set others: " in err and "eval.sets" in err
 
 
+def test_a_wrong_test_set_lists_those_of_all_runs(said: Said, tmp_path: Path) -> None:
+    for method, names in (("local", ("mine", "others", "shared")), ("fedavg", ("others", "shared", "theirs"))):
+        rates = [[(8, 10)] * 2] * 2
+        make_run(tmp_path / method, rates, method=method, sets=dict.fromkeys(names, rates))
+    for name in ("other", "mine"):
+        status, _, err = said(tmp_path, f"--set={name}")
+        listed = err.partition(f"--set {name}: ")[2]
+        assert status == 2 and "others" in listed and "shared" in listed
+        assert "theirs" not in listed and "mine" not in listed
+
+
 def test_clients_that_joined_after_the_last_round(said: Said, tmp_path: Path) -> None:
     for method, more in (("local", 0), ("fedavg", 10)):
         for seed in (0, 1):

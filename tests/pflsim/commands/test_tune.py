@@ -175,7 +175,17 @@ def test_every_method_has_a_space_that_its_settings_accept() -> None:
     spaces = {method.name: set(method.space) for method in found(f"method={names}")}
     assert all("lr" in space for space in spaces.values())
     assert {"lr", "server_optimizer.lr", "server_optimizer.beta1"} == spaces["fedavgm"]
-    without_settings = {"local", "fedavg", "fedbn", "fedper", "fedrod", "lg_fedavg", "fedsa_lora", "ffa_lora", "fedmrl"}
+    without_settings = {
+        "local",
+        "fedavg",
+        "fedbn",
+        "fedper",
+        "fedrod",
+        "lg_fedavg",
+        "fedsa_lora",
+        "ffa_lora",
+        "fedmrl",
+    } | {"flexlora", "hetlora"}
     assert {name for name, space in spaces.items() if space == {"lr"}} == without_settings
 
 
