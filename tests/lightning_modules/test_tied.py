@@ -5,6 +5,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support import METHODS, prepared, same, slow_except
@@ -17,6 +18,7 @@ from lightning_modules.nets.adjust import Adjustments
 from lightning_modules.nets.frozen import Frozen
 from lightning_modules.nets.own import own_net
 from pflsim.config.components import target_of
+from pflsim.data.dataset import Dataset
 
 SMALL = ("data=digits", "clients=3", "local_steps=2", "split.validation=0.2", "executor=inline")
 
@@ -140,3 +142,26 @@ class NextToken(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.model.lm_head(self.model.base_model(x).last_hidden_state[:, -1])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_causal_models_of_transformers(kind: str, tmp_path: Path) -> None:
+    """The head is sent once, and with adapters it is frozen, since the embedding is."""
+    rng = np.random.default_rng(0)
+    data = Dataset("text", rng.integers(0, 20, (60, 7)), rng.integers(0, 20, 60), 20, 40, vocabulary=20)
+    model = NextToken(kind, 20)
+    given: Any = {"method": "fedavg", "data": data, "model": model, "partition": "iid", "overrides": [*SMALL[1:]]}
+    for lora in ({}, {"r": 2}):
+        run = pflsim.run(**given, lora=lora, rounds=1, progress="none", run_dir=str(tmp_path / f"{len(lora)}"))
+        client = pflsim.load_model(run).client
+        original: Any = client.net.original()
+        embedding = original.model.get_input_embeddings().weight
+        assert embedding is original.model.lm_head.weight and isinstance(embedding, nn.Parameter)
+        state = client.state_dict()
+        assert {*run.per_client().up_bytes} == {sum(value.nbytes for value in state.values())}
+        if lora:
+            assert all("lora_" in name for name in state)
+        else:
+            assert {*run.per_client().up_bytes} == {4 * model.model.num_parameters()}
