@@ -503,11 +503,11 @@ class ClientModule(LightningModule):
             found.pop(prefix + name, None)
         return found
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         for name, first in self.second_names.items():
             if prefix + first in state_dict:
                 state_dict[prefix + name] = state_dict[prefix + first]
-        super()._load_from_state_dict(state_dict, prefix, *args)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     # LightningModule interface -------------------------------------------------------------------------------------
 

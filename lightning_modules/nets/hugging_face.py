@@ -46,7 +46,7 @@ def drawn_parameters(net: nn.Module) -> set[nn.Parameter]:
     return getattr(parts[0], "drawn", outside) if parts else set()
 
 
-def lower_frozen(net: nn.Module) -> None:
+def lower_frozen(net: Any) -> None:
     """Store the frozen parameters of a net in bfloat16 if `dtype` of its model says so, and all others in float32.
 
     Each layer casts its inputs to the type of its parameters, as the adapters of PEFT do; features are float32. A layer

@@ -309,8 +309,20 @@ def test_frozen_weights_in_bf16(make: Callable[[], nn.Module], low: bool, tmp_pa
     base = type(made).from_pretrained(tmp_path / "base", dtype=torch.float32)
     with torch.inference_mode():
         scores = peft.PeftModel.from_pretrained(base, tmp_path / "out").eval()(x).logits
-        assert loaded(x).dtype == torch.float32 and not torch.equal(loaded(x), scores)
+        assert loaded.client.net.body(x).dtype == loaded(x).dtype == torch.float32 and not torch.equal(
+            loaded(x), scores
+        )
         torch.testing.assert_close(loaded(x), scores, rtol=0.02, atol=0.02)
+
+
+def test_layers_that_are_trained_beside_bf16_compute_in_float32(tmp_path: Path) -> None:
+    BASE().save_pretrained(tmp_path)
+    net: Any = own_net(partial(load, path=str(tmp_path), dtype="bf16"), None, (7,), 3, vocabulary=50)
+    Adjustments(lora={"r": 2})(net)
+    dense, seen = net.body.module.classifier.dense, list[torch.dtype]()
+    dense.register_forward_hook(lambda part, inputs, output: seen.append(output.dtype))
+    assert net(torch.ones(2, 7, dtype=torch.int64)).dtype == torch.float32
+    assert seen == [dense.weight.dtype] == [torch.float32]
 
 
 def test_bf16_needs_frozen_weights(tmp_path: Path, refused: Callable[..., str]) -> None:

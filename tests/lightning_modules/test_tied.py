@@ -103,8 +103,9 @@ def test_checkpoint_and_export_have_the_first_name(method: str, tmp_path: Path) 
     longer = pflsim.run(**given, rounds=2, run_dir=str(tmp_path / "longer"))
     assert pflsim.resume(run, rounds=2).per_client().equals(longer.per_client())
     size = 4 * (64 * 10 + 10 + 10 * 10 + 10)
-    for loaded in (pflsim.load_model(run), pflsim.load_model(run, 1)):
-        net: Any = loaded.client.net
+    for client in (None, 1):
+        loaded: Any = pflsim.load_model(run, client)
+        net = loaded.client.net
         original: Any = net.original()
         assert net.body.b.weight is net.head.weight and original.fc.weight is original.b.weight
         nets = 1 + (method == "ditto")
@@ -155,7 +156,7 @@ def test_causal_models_of_transformers(kind: str, tmp_path: Path) -> None:
     given: Any = {"method": "fedavg", "data": data, "model": model, "partition": "iid", "overrides": [*SMALL[1:]]}
     for lora in ({}, {"r": 2}):
         run = pflsim.run(**given, lora=lora, rounds=1, progress="none", run_dir=str(tmp_path / f"{len(lora)}"))
-        client = pflsim.load_model(run).client
+        client: Any = pflsim.load_model(run).client
         original: Any = client.net.original()
         embedding = original.model.get_input_embeddings().weight
         assert embedding is original.model.lm_head.weight and isinstance(embedding, nn.Parameter)
