@@ -68,8 +68,9 @@ def page() -> str:
     parts += ["|---" * (1 + len(LOSSES) + len(TAKEN)) + "|"]
     refused = json.loads(REFUSALS.read_text(encoding="utf-8"))
     for file in sorted((CONFIGS / "method").glob("*.yaml")):
-        client = resolve(targets_of(yaml.safe_load(file.read_text(encoding="utf-8")), "method")["client"])
-        can = [task == "classification" or not client.needs_classes for task in LOSSES]  # type: ignore
+        client: Any = resolve(targets_of(yaml.safe_load(file.read_text(encoding="utf-8")), "method")["client"])
+        can = [task == "classification" or not client.needs_classes for task in LOSSES if task != "language_model"]
+        can.append("token_targets" in vars(client))
         can += [what not in refused[file.stem] for what in TAKEN]
         parts.append(_row(f"`{file.stem}`", *("yes" * each for each in can)))
     return "\n".join(parts) + "\n"

@@ -113,6 +113,9 @@ class ClientModule(LightningModule):
     """Whether features of different clients are compared, and therefore need one shape."""
     needs_classes: ClassVar[bool] = False
     """Whether the method needs one class per example and one score per class, for example for class means."""
+    token_targets: ClassVar[bool] = False
+    """Whether the method works with scores and targets of each token, as task=language_model has them. A class says so
+    for itself, and not for its subclasses."""
     needs_validation: bool | str = False
     """Whether every client needs validation examples; a text says how the method does without."""
     common_net: ClassVar[bool] = False
@@ -221,7 +224,7 @@ class ClientModule(LightningModule):
 
         `steps_taken` is the number of optimiser steps of local training. Default: the shared tensors.
         """
-        return Uplink(weights=self.shared_tensors(), client=shard.client, num_examples=shard.num_examples)
+        return Uplink(weights=self.shared_tensors(), client=shard.client, num_examples=shard.weight)
 
     def survey(self, shard: Shard) -> Uplink:
         """Return the reply outside of local training: in the initial round, and before rounds with a survey.
@@ -462,7 +465,9 @@ class ClientModule(LightningModule):
                 return one(rows)
             chosen, size = range(len(labels))[rows], self.training_settings.batch_size
             parts = [chosen[at : at + size] for at in range(0, len(chosen), size)]
-            return averaged((one(slice(p.start, p.stop)), len(p) / len(chosen)) for p in parts)
+            weights = [int(self.criterion.weight(labels[p.start : p.stop])) for p in parts]
+            shares = [weight / max(sum(weights), 1) for weight in weights]
+            return averaged((one(slice(p.start, p.stop)), share) for p, share in zip(parts, shares, strict=True))
 
         def one(rows: slice) -> Evaluation:
             terms: Terms = getattr(self, phase.objective)((inputs[rows], labels[rows]))

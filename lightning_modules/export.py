@@ -100,6 +100,8 @@ class LoadedModel(nn.Module):
 
         if self.encoder is None:
             raise SettingsError("the data of the run are no table and no texts; call the model with its examples")
+        if self.client.criterion.task.name == "language_model":
+            raise SettingsError("the run predicts next tokens (task=language_model), not one result of each row")
         if unknown := [*self.encoder.unknown(frame)]:
             print(f"categories that no training row has: {'; '.join(unknown)}", file=sys.stderr)
         inputs, task = torch.from_numpy(self.encoder(frame, self.about["client"])), self.client.criterion.task.name

@@ -110,6 +110,10 @@ def soft_cross_entropy(target: Float[Tensor, "B C"], scores: Float[Tensor, "B C"
 
 
 def mean_loss(net: nn.Module, examples: Examples, criterion: Criterion | None = None) -> float:
-    """Return the mean loss over all examples, in evaluation mode and without gradients; by default cross-entropy."""
+    """Return the mean loss over all examples, in evaluation mode and without gradients; by default cross-entropy.
+
+    With task=language_model, it is the mean over all predicted tokens.
+    """
     with evaluating(net):
-        return float(totals(net, examples, criterion)[1]) / len(examples)
+        _, loss, *tokens = totals(net, examples, criterion).tolist()
+    return float(loss / (max(tokens[0], 1) if tokens else len(examples)))

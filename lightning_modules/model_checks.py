@@ -100,10 +100,12 @@ def build_variants(factory: ClientFactory, dataset: Dataset, settings: Settings)
             positions = f"; if it has fewer than data.length={dataset.x.shape[-1]} positions, lower it"
             hint = remedy(error) or positions * bool(dataset.tokens)
             raise SettingsError(f"{what} fails: {in_one_line(error)}{hint}") from error
-        if shapes != ([1, *net.feature_shape], [1, outputs]):
+        wanted = [1, *inputs.shape[1:], outputs] if dataset.language else [1, outputs]
+        if shapes != ([1, *net.feature_shape], wanted):
+            what = "next tokens; model.causal=true" if dataset.language else f"data of {dataset.num_classes} classes"
             raise SettingsError(
                 f"{model}: body and head return {shapes[0]} and {shapes[1]} for one example; expected "
-                f"{[1, *net.feature_shape]} and [1, {outputs}], for data of {dataset.num_classes} classes"
+                f"{[1, *net.feature_shape]} and {wanted}, for {what}"
             )
         for name, value in net.state_dict().items():
             if not isinstance(value, Tensor):
@@ -222,19 +224,23 @@ def check_task(method: str, module: ClientModule, task: Task) -> None:
     Raises:
         SettingsError: the method needs classes, and the model predicts something else, or has one output for two.
     """
+    if task.name == "language_model" and "token_targets" not in vars(type(module)):
+        takes = _methods(lambda client: "token_targets" in vars(client))
+        raise SettingsError(f"method={method} does not predict next tokens (task=language_model); use {takes}")
     if module.needs_classes and (task.name != "classification" or task.one_output):
         found = "one output for two classes" if task.one_output else f"task={task.name}"
         raise SettingsError(
             f"method={method} needs one score for each class, but the run has {found}; "
-            f"use task=classification with another loss, or a method without classes: {_without_classes()}"
+            f"use task=classification with another loss, or a method without classes: "
+            f"{_methods(lambda client: not client.needs_classes)}"
         )
 
 
-def _without_classes() -> str:
-    """Return names of methods that do not need classes."""
+def _methods(fits: Callable[[Any], bool]) -> str:
+    """Return the names of the methods whose client fits."""
     nodes = {file.stem: yaml.safe_load(file.read_text("utf-8")) for file in sorted((CONFIGS / "method").glob("*.yaml"))}
     clients: dict[str, Any] = {name: resolve(targets_of(node, "method")["client"]) for name, node in nodes.items()}
-    names = [name for name, client in clients.items() if not client.needs_classes]
+    names = [name for name, client in clients.items() if fits(client)]
     return shorten(", ".join(names), 90, placeholder=" ...")
 
 

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from pflsim.data.federated import Examples
+from pflsim.tasks.language import token_sums
 from pflsim.tasks.metrics import predicted_classes
-from pflsim.tasks.task import Criterion, Task
+from pflsim.tasks.task import Criterion, Task, in_float32
 
 Predict = Callable[[Tensor], Tensor]
 
@@ -30,13 +31,17 @@ def totals(
 
     Returns:
         [2] float64 on the examples' device: the number of correct predictions (0 unless classes are predicted) and the
-        summed loss; of cross-entropy in nats.
+        summed loss; of cross-entropy in nats. With task=language_model [3], see `token_sums`; scores are not kept.
     """
     criterion = criterion or Criterion(Task())
-    found = torch.zeros(2, dtype=torch.float64, device=examples.y.device)
+    language = criterion.task.name == "language_model"
+    found = torch.zeros(2 + language, dtype=torch.float64, device=examples.y.device)
     with torch.inference_mode():
         for inputs, targets in examples.in_turn(batch_size):
             outputs = predict(inputs)
+            if language:
+                found += token_sums(in_float32(outputs), targets).sum(0)
+                continue
             scores = criterion.scores(outputs)
             if outcomes is not None:
                 outcomes.append(scores)

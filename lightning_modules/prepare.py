@@ -24,7 +24,7 @@ from pflsim.config.settings import Settings
 from pflsim.data.content import hashes
 from pflsim.data.dataset import Dataset, dataset_warnings
 from pflsim.data.federate import load_federation
-from pflsim.data.federated import Partition, domains_of, shard
+from pflsim.data.federated import FORWARD_BATCH, Partition, domains_of, shard
 from pflsim.data.record import record_names, recorded_rows
 from pflsim.data.sets import drawn
 from pflsim.engine.clock import VirtualClock
@@ -39,6 +39,8 @@ from pflsim.tasks.metrics import check_primary, measures_of, metrics_of
 from pflsim.tasks.task import LOSSES, task_of
 from pflsim.types import Split
 
+SCORES = 2**24
+"""Scores of next tokens that are in memory at a time in evaluation, if those of one row are not more."""
 MOST_SAVED = 200
 """Clients of a run that saves its best round by default: a checkpoint of many takes longer than a round."""
 
@@ -79,7 +81,7 @@ def prepare(
         init=settings.init,
         device=client_device(settings),
         threads=settings.placement.threads,
-        eval_batch_size=settings.eval.batch_size,
+        eval_batch_size=settings.eval.batch_size or _eval_batch(dataset),
         augment=settings.augment,
         metrics=metrics,
         on_nonfinite=settings.on_nonfinite,
@@ -144,6 +146,13 @@ def prepare(
     slow = precision_warnings(settings.precision, factory.device)
     warnings = (*dataset_warnings(dataset), *module.net.notes, *warnings, *doubts, *slow)
     return PreparedRun(settings, dataset, partition, factory, rule, federation, plan, meta, batches, warnings)
+
+
+def _eval_batch(dataset: Dataset) -> int | None:
+    """Return how many rows of next tokens are evaluated at a time; None: the default of the device."""
+    if not dataset.language:
+        return None
+    return max(1, min(FORWARD_BATCH["cpu"], SCORES // dataset.y[0].size // dataset.num_classes))
 
 
 def _set_optimizer(rule: ServerRule[Any], module: ClientModule, settings: Settings) -> None:

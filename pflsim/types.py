@@ -22,8 +22,8 @@ ModelKind = Literal["personal", "global"]
 """Whose model is evaluated: the client's own, or the server's."""
 EvalPhase = Literal["received", "trained"]
 """When a model is evaluated: as the server sends it, or after the client's local training."""
-TaskName = Literal["classification", "multilabel", "regression"]
-"""What is predicted: one class, any number of labels, or numbers."""
+TaskName = Literal["classification", "multilabel", "regression", "language_model"]
+"""What is predicted: one class, any number of labels, numbers, or the next token at each position."""
 Buffers = Literal["aggregate", "local", "recalibrate"]
 Precision = Literal["ieee", "tf32", "bf16"]
 Fault = Literal["dropout", "straggler", "error", "nonfinite"]

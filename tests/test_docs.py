@@ -144,6 +144,7 @@ def test_commands_compose(command: Command, here: Path, monkeypatch: pytest.Monk
         folder.mkdir(exist_ok=True)
         shutil.copy(ROOT / "examples" / "visits.csv", folder)
     Path("notes.csv").write_text("hospital,urgent,note\n" + "Bern,no,all well\nBasel,yes,in pain\n" * 8)
+    Path("docstrings.csv").write_text("package,text\n" + "numpy,of arrays\nray,of actors\n" * 8)
     Path("contraception.csv").write_text("district,use,age\n" + "1,Y,3.5\n2,N,-1.5\n" * 8)
     if command.arguments[:1] and command.arguments[0] in cli.COMMANDS:
         module, parsed = importlib.import_module(cli.COMMANDS[command.arguments[0]]), list[Any]()

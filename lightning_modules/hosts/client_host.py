@@ -42,6 +42,7 @@ from pflsim.errors import ClientError, client_errors
 from pflsim.messages import Message, payload_bytes
 from pflsim.params import load, snapshot
 from pflsim.seeding import newcomer_rows, seed_generators, torch_generator
+from pflsim.tasks.language import IGNORED, token_metrics
 from pflsim.transforms.base import Sender
 from pflsim.types import EvalRow, Split, Tensors, TrainReport
 
@@ -81,6 +82,8 @@ class ClientHost:
                 choose_memory_format(module)
         self.module: ClientModule = next(iter(self.modules.values()))
         self.shards = {c: shard(dataset, partition, c) for c in clients}
+        if factory.training.task.choice.weights_by == "tokens":
+            self.shards = {c: replace(s, weighs=int((s.train.y != IGNORED).sum())) for c, s in self.shards.items()}
         if attackers := factory.attackers:
             self.shards = {c: attackers.poisoned(own) for c, own in self.shards.items()}
         self.shards = {c: own.to(self.device) for c, own in self.shards.items()}
@@ -346,7 +349,7 @@ class ClientHost:
             request: what is evaluated.
             split: which examples.
             clients: their ids.
-            counts: of each client the number of correct predictions, and the loss.
+            counts: of each client its `totals`.
             scores: of one client after another; None: there are no examples.
             targets: of the same examples.
         """
@@ -354,8 +357,10 @@ class ClientHost:
         sizes = [len(self.shards[client].split(split)) for client in clients]
         rows = [
             EvalRow(client, split, request.model, request.phase, int(right) if classes else None, size, loss)
-            for client, (right, loss), size in zip(clients, counts, sizes, strict=True)
+            for client, (right, loss, *_), size in zip(clients, counts, sizes, strict=True)
         ]
+        if self.module.criterion.task.name == "language_model":
+            return [replace(row, metrics=token_metrics(*own)) for row, own in zip(rows, counts, strict=True)]
         confuse, pool = classes and request.confusion and split == "test", split in request.pooled
         if scores is None or not (metrics or confuse or request.pooled):
             return rows

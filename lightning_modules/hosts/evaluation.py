@@ -16,8 +16,9 @@ from lightning_modules.lockstep.tracing import AsForward, state_of
 from pflsim.data.federated import FORWARD_BATCH, Examples
 from pflsim.engine.execution import EvalRequest
 from pflsim.messages import Message
+from pflsim.tasks.language import token_sums
 from pflsim.tasks.metrics import predicted_classes, sums_by_client
-from pflsim.tasks.task import Criterion
+from pflsim.tasks.task import Criterion, in_float32
 from pflsim.types import Tensors
 
 STACKED = {"activation", "batchnorm", "container", "lightning_modules", "linear", "normalization"}
@@ -46,12 +47,14 @@ class Predictions:
     targets: Tensor
 
     def counts(self, criterion: Criterion, batch_size: int) -> Tensor:
-        """Return for each client the number of correct predictions and the summed loss, [clients, 2] float64.
+        """Return for each client what `lightning_modules.predictions.totals` sums, [clients, 2 or 3] float64.
 
         Args:
             criterion: the loss.
             batch_size: examples of a client of which the loss is a mean, if it has no value for each example.
         """
+        if criterion.task.name == "language_model":
+            return sums_by_client(token_sums(in_float32(self.outputs), self.targets), self.sizes)
         each, right = criterion.each(self.outputs, self.targets), self.targets.new_zeros(len(self.targets))
         if criterion.task.name == "classification":
             right = predicted_classes(criterion.scores(self.outputs)) == self.targets
@@ -115,7 +118,8 @@ class GroupPredictor:
         self.values: dict[int, Tensors | None] = {}
         """By client the tensors of its model; None if they differ from those of the first one in shape."""
         self._last: tuple[Sequence[int], Tensors] = (), {}
-        if not self.shared and (files <= STACKED or module.device.type == "cuda"):
+        fast = module.net.stackable and (files <= STACKED or module.device.type == "cuda")
+        if not self.shared and fast:
             self.values = {c: received(template, anchors, states[c], message) for c, message in messages.items()}
 
     @torch.inference_mode()

@@ -187,7 +187,7 @@ def replies(
     for at, (training, means, own) in enumerate(zip(trainings, losses, shards, strict=True)):
         state = {name: values[at] for name, values in rows.items()}
         sent = {name: state[name] for name in first.uplink.weights}
-        uplink = Uplink(weights=sent, client=own.client, num_examples=own.num_examples)
+        uplink = Uplink(weights=sent, client=own.client, num_examples=own.weight)
         note = "" if finite[at] and all(map(isfinite, means.values())) else nonfinite(uplink, means)
         report = replace(
             first.report, client=own.client, num_examples=own.num_examples, steps=training.taken, losses=means

@@ -15,6 +15,8 @@ a CPU, a client with convolutions is a stack of its own: more are not faster, an
 MAX_STACK, MIN_STACKS, SMALL_BYTES = 64, 16, 2**18
 """On a CPU, stacks of models with fewer bytes of weights have up to `MAX_STACK` clients that take part in a round, if
 there are so many that these are at least `MIN_STACKS` stacks."""
+STACK_SCORES = 2**26
+"""Scores of next tokens of the batches of a stack at most, if those of one client are not more."""
 MAX_GROUP, MIN_GROUPS, MIN_CLIENTS = 32, 64, 512
 """Most clients of a group for evaluation, and fewest groups, where clients do not train in stacks. With fewer clients
 there are no such groups, since a group cannot be divided among actors."""
@@ -42,7 +44,7 @@ def stacks(
     if lockstep == "true" and not _stackable(module):
         raise SettingsError(
             f"lockstep=true: {method} with optimizer={settings.optimizer.name} does not support it: expected a method "
-            "that does, and sgd, or adam or adamw with betas and eps, without optimizer.keep; leave lockstep out"
+            "and a model that do, and sgd, or adam or adamw with betas and eps, without optimizer.keep; leave it out"
         )
     if lockstep == "false" or not _stackable(module):
         return ()
@@ -62,12 +64,13 @@ def new_stack_size(settings: Settings, variants: Sequence[ClientModule], device:
     large = device != "cpu" or not small or any(_convolves(module) for module in variants)
     if settings.lockstep_clients or size <= CLIENTS_PER_STACK["cpu"] or large or not stackable:
         return settings.lockstep_clients
-    return math.ceil(min(size, MAX_STACK) / settings.fraction)
+    return math.ceil(min(size, MAX_STACK, *(_most(settings, module) for module in variants)) / settings.fraction)
 
 
 def _stackable(module: ClientModule) -> bool:
     settings = module.training_settings
-    return module.lockstep and settings.optimizer.stackable and settings.accumulate_grad_batches == 1
+    able = module.lockstep and module.net.stackable
+    return able and settings.optimizer.stackable and settings.accumulate_grad_batches == 1
 
 
 def _convolves(module: nn.Module) -> bool:
@@ -76,10 +79,17 @@ def _convolves(module: nn.Module) -> bool:
     return any([*layer.parameters()] for layer in convolutions)
 
 
-def _stack_size(settings: Settings, module: nn.Module, device: str) -> int:
+def _stack_size(settings: Settings, module: ClientModule, device: str) -> int:
     if device == "cpu" and _convolves(module):
         return 1
-    return math.ceil(CLIENTS_PER_STACK[device.partition(":")[0]] / settings.fraction)
+    return math.ceil(min(CLIENTS_PER_STACK[device.partition(":")[0]], _most(settings, module)) / settings.fraction)
+
+
+def _most(settings: Settings, module: ClientModule) -> int:
+    """Return how many clients' scores of next tokens are in memory at a time; of other tasks any number."""
+    if module.criterion.task.name != "language_model":
+        return MAX_STACK
+    return max(1, STACK_SCORES // (settings.batch_size * module.net.feature_shape[0] * module.net.num_classes))
 
 
 def _divide(clients: Sequence[int], max_size: int) -> list[tuple[int, ...]]:

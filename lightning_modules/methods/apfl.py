@@ -36,6 +36,7 @@ class APFL(ClientModule):
     """
 
     lockstep = True
+    token_targets = True
     private_steps = True
     alpha: Tensor
 

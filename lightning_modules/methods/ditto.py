@@ -30,6 +30,7 @@ class Ditto(ClientModule):
     """
 
     lockstep = True
+    token_targets = True
     private_steps = True
 
     def __init__(self, net: Net, training: Training, *, lam: float = 1.0):

@@ -44,6 +44,7 @@ class FedALA(ClientModule):
     """
 
     lockstep = True
+    token_targets = True
     reported_phase = "received"
     settled: Tensor
 

@@ -10,5 +10,6 @@ class FedAvg(ClientModule):
     """
 
     lockstep = True
+    token_targets = True
     private_steps = True
     reported_model = "global"

@@ -39,6 +39,7 @@ class FedDPALoRA(ClientModule):
     """
 
     lockstep = True
+    token_targets = True
     reported_phase = "received"
 
     def __init__(self, net: Net, training: Training, *, share: Probability = 0.5):

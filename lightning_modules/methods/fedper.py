@@ -27,6 +27,7 @@ class FedPer(ClientModule):
     """
 
     lockstep = True
+    token_targets = True
     private_steps = True
 
     def __init__(self, net: Net, training: Training, *, base: Threshold = "body", private: Sequence[str] = ()):

@@ -19,6 +19,7 @@ class FedProx(ClientModule):
     """
 
     lockstep = True
+    token_targets = True
     private_steps = True
     reported_model = "global"
 

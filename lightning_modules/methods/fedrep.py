@@ -33,6 +33,7 @@ class FedRep(ClientModule):
     """
 
     lockstep = True
+    token_targets = True
     private_steps = True
     shared = BODY
 

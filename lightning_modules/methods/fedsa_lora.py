@@ -24,6 +24,7 @@ class FedSALoRA(ClientModule):
     """
 
     lockstep = True
+    token_targets = True
     private_steps = True
 
     def __init__(self, net: Net, training: Training):

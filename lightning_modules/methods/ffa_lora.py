@@ -28,6 +28,7 @@ class FFALoRA(ClientModule):
     """
 
     lockstep = True
+    token_targets = True
     private_steps = True
     reported_model = "global"
 

@@ -31,6 +31,7 @@ class HetLoRA(ClientModule):
     """
 
     lockstep = True
+    token_targets = True
     private_steps = True
     reported_phase = "received"
 

@@ -30,6 +30,7 @@ class Scaffold(ClientModule):
     """
 
     lockstep = True
+    token_targets = True
     reported_model = "global"
 
     def __init__(self, net: Net, training: Training):

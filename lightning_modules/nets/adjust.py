@@ -31,17 +31,21 @@ class Adjustments:
         strict: refuse weights that do not fit; else list in `Net.notes` what does not.
         lora: arguments of `peft.LoraConfig`, with `targets` for `target_modules`; empty: no adapters.
         freeze: see `lightning_modules.nets.frozen.freeze`.
+        head: whether the head is trained; with adapters and task=language_model only by `lora.head=true`.
     """
 
     weights: str | None = None
     strict: bool = True
     lora: Mapping[str, Any] = field(default_factory=dict)
     freeze: tuple[str, ...] = ()
+    head: bool = True
 
     @classmethod
     def of(cls, settings: Settings) -> Adjustments:
         """Return those of a run."""
-        return cls(settings.pretrained.weights, settings.pretrained.strict, settings.lora, tuple(settings.freeze))
+        lora, language = dict(settings.lora), settings.task.name == "language_model"
+        head = lora.pop("head", False) if lora and language else True
+        return cls(settings.pretrained.weights, settings.pretrained.strict, lora, tuple(settings.freeze), head)
 
     def __call__(self, net: Net) -> None:
         """Load weights, then add adapters, then freeze parameters.
@@ -53,6 +57,8 @@ class Adjustments:
             load_weights(net, self.weights, self.strict)
         if self.lora:
             add_adapters(net, self.lora)
+        if not self.head:
+            net.head.requires_grad_(False)
         freeze(net, self.freeze)
         lower_frozen(net)
 

@@ -28,6 +28,8 @@ class Net(nn.Module):
     """Kinds of data that it takes. A net for token sequences has the keyword `vocabulary`."""
     notes: tuple[str, ...] = ()
     """What the user should know about the net; a run warns of it."""
+    stackable: ClassVar[bool] = True
+    """Whether its layers can be stacked for several clients, by `torch.vmap`."""
     channels_last: bool = True
     """Whether its layers take maps that are stored channels last; False if one needs `view` of maps."""
 

@@ -1,4 +1,4 @@
-"""A small transformer for token sequences."""
+"""A small transformer for token sequences: for classes, or for next tokens."""
 
 import math
 from typing import Annotated, ClassVar
@@ -16,7 +16,8 @@ from pflsim.errors import SettingsError
 class TextTransformer(Net):
     """Classifies token sequences: embedding and learned positions, encoder layers, and a mean over the tokens.
 
-    Token 0 is padding: attention and the mean ignore it. An encoder layer normalises before attention and before a
+    Token 0 is padding: attention and the mean ignore it. With `causal`, the net predicts the next token at each place,
+    from the token there and those before it, and has no mean. An encoder layer normalises before attention and before a
     feed-forward network of width 2·`width` with ReLU.
 
     Args:
@@ -26,6 +27,7 @@ class TextTransformer(Net):
         heads: attention heads; they divide `width`.
         layers: number of encoder layers.
         dropout: probability of dropout after attention and after the feed-forward network.
+        causal: whether next tokens are predicted: features [B, length, D] and logits [B, length, V].
         vocabulary: number V of different tokens; None: that of the data.
 
     Raises:
@@ -43,20 +45,23 @@ class TextTransformer(Net):
         heads: Width = 2,
         layers: Annotated[int, Ge(1), Le(100)] = 2,
         dropout: Chance = 0.0,
+        causal: bool = False,
         vocabulary: int | None = None,
     ):
         if width % heads:
             raise SettingsError(f"model.heads={heads} must divide model.width={width}")
         assert vocabulary is not None, "filled in from the data"
-        body = _Encoder(vocabulary, input_shape[0], width, heads, layers, dropout)
-        super().__init__(body, nn.Linear(width, num_classes), (width,), num_classes)
+        body = _Encoder(vocabulary, input_shape[0], width, heads, layers, dropout, causal)
+        features = (input_shape[0], width) if causal else (width,)
+        super().__init__(body, nn.Linear(width, num_classes), features, num_classes)
 
 
 class _Encoder(nn.Module):
-    """Maps tokens [B, length] to features [B, D]."""
+    """Maps tokens [B, length] to features [B, D], or [B, length, D] if causal."""
 
-    def __init__(self, vocabulary: int, length: int, width: int, heads: int, layers: int, dropout: float):
+    def __init__(self, vocabulary: int, length: int, width: int, heads: int, layers: int, dropout: float, causal: bool):
         super().__init__()
+        self.causal = causal
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(length, width)
         self.layers = nn.ModuleList(_Layer(width, heads, dropout) for _ in range(layers))
@@ -64,9 +69,15 @@ class _Encoder(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         present = tokens != 0
+        seen = present[:, None, None, :]  # by each position, [B, 1, 1 or length, length]
+        if self.causal:
+            length = tokens.shape[1]
+            seen = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
         x = self.tokens(tokens) + self.positions.weight
         for layer in self.layers:
-            x = layer(x, present)
+            x = layer(x, seen)
+        if self.causal:
+            return self.norm(x)
         weights = present.unsqueeze(-1).to(x.dtype)
         return (self.norm(x) * weights).sum(-2) / weights.sum(-2).clamp(min=1)
 
@@ -85,15 +96,15 @@ class _Layer(nn.Module):
         self.fc2 = nn.Linear(2 * width, width)
         self.drop: nn.Module = nn.Dropout(dropout) if dropout else nn.Identity()
 
-    def forward(self, x: Tensor, present: Tensor) -> Tensor:
-        x = x + self.drop(self.out(self._attention(self.norm1(x), present)))
+    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
+        x = x + self.drop(self.out(self._attention(self.norm1(x), seen)))
         return x + self.drop(self.fc2(torch.relu(self.fc1(self.norm2(x)))))
 
-    def _attention(self, x: Tensor, present: Tensor) -> Tensor:
-        """Return softmax(QKᵀ/√d)·V of each head, over the positions with a token."""
+    def _attention(self, x: Tensor, seen: Tensor) -> Tensor:
+        """Return softmax(QKᵀ/√d)·V of each head, over the positions that each position sees."""
         # q, k, v [B, heads, length, d]
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind()
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
         # finite, so that a sequence of padding alone gives no NaN
-        scores = scores.masked_fill(~present[:, None, None, :], torch.finfo(scores.dtype).min)
+        scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
         return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)

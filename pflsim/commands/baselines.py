@@ -120,8 +120,10 @@ def run_baselines(settings: Settings, models: Sequence[str], slopes: Sequence[st
         RunError: a baseline cannot be fitted.
     """
     dataset, partition = load_federation(settings)
-    if dataset.task == "multilabel":
-        raise SettingsError("baselines predict one class or one value of each row, and this table has several labels")
+    if dataset.task in ("multilabel", "language_model"):
+        raise SettingsError(
+            f"baselines predict one class or one value of each row, and the run has task={dataset.task}"
+        )
     task = task_of(settings, dataset, partition)
     metrics = metrics_of(settings.eval.metrics, task, settings.eval.primary)
     measures = measures_of(task, metrics, settings.eval)

@@ -59,12 +59,14 @@ class Composition:
 
 def _chosen_by_data(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the choices and settings that the data make unless they are given, by key: those of a table or texts."""
-    if (target := content["data"].get(TARGET)) not in OWN_DEFAULTS:
+    if content["data"].get(TARGET) not in OWN_DEFAULTS:
         return {}
     with _omegaconf_errors():
         node = OmegaConf.to_container(OmegaConf.create(dict(content)).data, resolve=True)
     load = bind(check_component(typing.cast(dict[str, Any], node), "data"), "data")
-    return import_module(target.rpartition(".")[0]).defaults(load)
+    name, documents = (content.get("task") or {}).get("name"), getattr(load.func, "language_model", None)
+    owner = documents if name == "language_model" and documents else load.func
+    return import_module(owner.__module__).defaults(load)
 
 
 def _choose_clients(content: dict[str, Any], choices: Mapping[str, str], chosen: Mapping[str, Any]) -> None:

@@ -85,8 +85,9 @@ class Optimizer:
 class TaskChoice:
     """What is predicted, and its loss."""
 
-    name: Literal["auto", "classification", "multilabel", "regression"] = "auto"
-    """classification, multilabel or regression; auto: as the targets are; task=NAME is the same."""
+    name: Literal["auto", "classification", "multilabel", "regression", "language_model"] = "auto"
+    """classification, multilabel, regression or language_model; auto: one of the first three, as the targets are;
+    task=NAME is the same."""
     loss: str | None = None
     """A loss of torch.nn, such as HuberLoss, or a dotted name; null: cross-entropy, BCEWithLogitsLoss or MSELoss."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -95,6 +96,8 @@ class TaskChoice:
     """Weights of classes in the loss: balanced over all training data or within each client, or a list."""
     label_smoothing: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Label smoothing of cross-entropy, in [0, 1)."""
+    weights_by: Literal["examples", "tokens"] = "examples"
+    """What weighs the clients in the mean of their models; tokens: the predicted ones, with task=language_model."""
     standardize_target: bool | None = None
     """Train on standardised targets of regression; metrics keep their unit. null: on tables with the default loss."""
 

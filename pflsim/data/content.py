@@ -70,6 +70,7 @@ def hashes(dataset: Dataset, partition: Partition) -> tuple[str, str]:
     Returns:
         64 and 16 hexadecimal digits (SHA-256).
     """
+    dataset, partition = partition.documents or (dataset, partition)
     digests, x = row_digests(dataset), dataset.x if dataset.content is None else dataset.content
     as_it_is = "|1.0" * (x.dtype == np.uint8 and dataset.scale == 1)  # bytes were divided by 255 in all other data
     total = hashlib.sha256(f"{x.dtype}|{x.shape[1:]}|{dataset.num_classes}{as_it_is}".encode())

@@ -19,6 +19,8 @@ MAX_CLASSES, MAX_TOKENS = 100_000, 10_000_000
 """Limits on labels and tokens: other numbers were meant, or the file is invalid."""
 MAX_NAMED = 10
 """Maximum number of classes that a warning names."""
+IGNORED = -100
+"""The target where no next token is predicted, as in transformers."""
 BINS = 10
 """The number of quantiles of a target of regression, by default of `partition.bins`."""
 WIDTH = 100
@@ -62,8 +64,9 @@ class Dataset:
         name: short name, e.g. "mnist".
         x: images [n, channels, height, width] or tables [n, features], uint8, or float32 without scaling; or token
             sequences [n, length] int64.
-        y: classes [n] int64 in 0..num_classes-1; or labels [n, L] int64, 0 or 1; or values [n, T] float32.
-        num_classes: C, L or T.
+        y: classes [n] int64 in 0..num_classes-1; or labels [n, L] int64, 0 or 1; or values [n, T] float32; or next
+            tokens [n, length] int64, −100 where none is predicted.
+        num_classes: C, L or T; of next tokens V.
         train_size: rows of the official training part.
         clients: [n] int64 or text, the client of each example (a person, a hospital, a device), for
             partition=by_client; None if unknown. Text is numbered in sorted order.
@@ -78,7 +81,8 @@ class Dataset:
         fields: for models that take a mapping of tensors: names of the token sequences that x stacks on its second
             axis, [n, fields, length], for example ("input_ids", "attention_mask"); empty: the model takes x.
         content: [n, d], what identifies the examples instead of x; None: x.
-        fit: returns the data set with the inputs that a partition's training rows determine; None: x are the inputs.
+        fit: returns the data set with the inputs that a partition's training rows determine, and of documents that are
+            divided into other rows also their partition; None: x are the inputs.
         encoder: what maps the rows of a table or texts to inputs; None: the data are neither.
         notes: what the user should know about how the data were read; a run warns of them.
         groups: [n] int64, of rows that stay on one side of a division into training and test examples; None: there
@@ -86,6 +90,7 @@ class Dataset:
         rows: [n] int64, the numbers of the examples in the user's files, from 0 through the training and then the test
             file; None: 0, 1, ..., since no rows were left out.
         card: what was read.
+        language: whether the targets are next tokens.
     """
 
     name: str
@@ -104,11 +109,12 @@ class Dataset:
     fields: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     content: np.ndarray | None = None
-    fit: Callable[[Dataset, Any], Dataset] | None = None
+    fit: Callable[[Dataset, Any], Dataset | tuple[Dataset, Any]] | None = None
     encoder: Any = None
     groups: np.ndarray | None = None
     rows: np.ndarray | None = None
     card: Card = Card()
+    language: bool = False
 
     def __post_init__(self) -> None:
         given = np.asarray(self.clients)
@@ -136,6 +142,8 @@ class Dataset:
     @property
     def task(self) -> TaskName:
         """Return what the targets are of."""
+        if self.language:
+            return "language_model"
         return "classification" if self.y.ndim == 1 else "regression" if self.y.dtype == np.float32 else "multilabel"
 
     def by_class(self, bins: int = BINS, rows: np.ndarray | slice = slice(None)) -> Dataset:
@@ -143,12 +151,15 @@ class Dataset:
 
         Args:
             bins: of regression, the number of quantiles of the first target, which are the classes. A multilabel
-                example has the class of its first label, or one of its own without labels.
+                example has the class of its first label, or one of its own without labels. Texts whose next tokens are
+            predicted have one class.
             rows: decide these quantiles.
         """
         if self.task == "classification":
             return self
-        if self.task == "multilabel":
+        if self.language:
+            y, classes = np.zeros(len(self.y)), 1
+        elif self.task == "multilabel":
             y, classes = np.where(self.y.any(1), self.y.argmax(1), self.num_classes), self.num_classes + 1
         else:
             ends = np.quantile(self.y[rows, 0], np.arange(1, bins) / bins)
@@ -207,6 +218,8 @@ def _problems(dataset: Dataset) -> Iterator[str]:
         yield f"train_size={dataset.train_size} and num_classes={classes}, expected 1..{n} and 1..{MAX_CLASSES}"
     if (clients := dataset.clients) is not None and (clients.dtype != np.int64 or clients.shape != (n,)):
         yield f"clients are {described(clients)}, expected int64 [{n}]"
+    if dataset.language:
+        return
     if y.ndim == 2 and (y.shape[1] != classes or not np.isfinite(y).all()):
         yield f"y is {described(y)}, expected {classes} columns of finite numbers"
     if dataset.task == "multilabel" and not np.isin(y, (0, 1)).all():

@@ -1,7 +1,9 @@
 """Loads a data set and partitions it over clients, with a partition rule and a split rule or with given rows."""
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.random import Generator
@@ -66,7 +68,7 @@ def load_federation(settings: Settings, kept: dict[str, Dataset] | None = None) 
     Raises:
         SettingsError: a component does not exist, the data cannot be read, or they cannot be partitioned or shifted so.
     """
-    load, clients, rule = bind(settings.data, field="data", kind=Loader), settings.clients, None
+    load, clients, rule = _loader(settings), settings.clients, None
     try:
         explicit = bind(settings.partition, field="partition", kind=ExplicitPartition)
     except SettingsError:
@@ -78,7 +80,7 @@ def load_federation(settings: Settings, kept: dict[str, Dataset] | None = None) 
         rule = _apart(rule, other, settings.eval.newcomers, settings.seed)
     split_rule = bind(settings.split, field="split", kind=SplitRule)
     shift_rule = bind(settings.shift, field="shift", kind=ShiftRule)
-    kept, key = {} if kept is None else kept, str(settings.data)
+    kept, key = {} if kept is None else kept, f"{settings.data}{settings.task.name == 'language_model'}"
     if key not in kept:
         kept.clear()  # before another one takes memory
         doing(f"reading data={component_name(settings, 'data')}")
@@ -117,10 +119,29 @@ def load_federation(settings: Settings, kept: dict[str, Dataset] | None = None) 
     order = _held_last(settings.eval.holdout_clients, partition)
     fitted = settings.trained if settings.eval.fit == "training" else None
     partition = replace(partition.ordered(order), fitted=fitted)
-    dataset = replace(dataset.fit(dataset, partition), fit=None) if dataset.fit else dataset
+    if dataset.fit:
+        made = dataset.fit(dataset, partition)
+        dataset, partition = made if isinstance(made, tuple) else (made, partition)
+        dataset = replace(dataset, fit=None)
     shift = shift_rule(dataset, clients, numpy_generator(settings.seed, "shift"))
     groups = tuple(shift.groups[client] for client in order if shift.groups)
     return dataset, replace(partition, shift=replace(shift, groups=groups))
+
+
+def _loader(settings: Settings) -> Callable[[], Dataset]:
+    """Return what loads the data of a run: with task=language_model, documents in place of labelled texts.
+
+    Raises:
+        SettingsError: the data do not exist, or are no texts.
+    """
+    load: Any = bind(settings.data, field="data", kind=Loader)
+    if settings.task.name != "language_model":
+        return cast(Callable[[], Dataset], load)
+    documents = getattr(load.func, "language_model", None)
+    if documents is None:
+        name = component_name(settings, "data")
+        raise SettingsError(f"task=language_model predicts the next tokens of texts: use data=text, not data={name}")
+    return partial(documents, load)
 
 
 def _decides(dataset: Dataset, settings: Settings) -> np.ndarray | slice:

@@ -51,7 +51,8 @@ class Partition:
 
     `names` are those of the clients: given, or those of the data if every client has the training rows of one; else ().
     The first `fitted` clients decide what all have in common, see `common`; None: all do. `sets` are the test sets of
-    `eval.sets` by name, one for each client that trains; the partition's hash ignores them.
+    `eval.sets` by name, one for each client that trains; the partition's hash ignores them. `documents` are the data
+    set and the partition before they were packed in blocks of tokens; the records count these.
     """
 
     train: tuple[np.ndarray, ...]
@@ -61,6 +62,7 @@ class Partition:
     names: tuple[str, ...] = ()
     fitted: int | None = None
     sets: Mapping[str, tuple[TestSet, ...]] = field(default_factory=dict)
+    documents: tuple[Dataset, Partition] | None = None
 
     @property
     def common(self) -> tuple[np.ndarray, ...]:
@@ -192,7 +194,7 @@ def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.devic
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The examples of one client; `sets` are those of `eval.sets`."""
+    """The examples of one client; `sets` are those of `eval.sets`; `weighs` is its `weight`, None for n_i."""
 
     client: int
     num_classes: int
@@ -200,6 +202,12 @@ class Shard:
     val: Examples
     test: Examples
     sets: Mapping[str, Examples] = field(default_factory=dict)
+    weighs: int | None = None
+
+    @property
+    def weight(self) -> int:
+        """Return the client's weight in the mean of the models: n_i unless `task.weights_by` says otherwise."""
+        return self.num_examples if self.weighs is None else self.weighs
 
     @property
     def num_examples(self) -> int:

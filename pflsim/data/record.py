@@ -47,10 +47,11 @@ def write_partition(
         The partition's hash.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    digest = partition_hash(dataset, partition)
+    digest, whole = partition_hash(dataset, partition), dataset
+    dataset, partition = partition.documents or (dataset, partition)
     counts: dict[Split, np.ndarray] = {name: class_counts(dataset, partition, name) for name in SPLITS}
     clients = range(partition.clients)
-    inputs = {name: getattr(dataset, name) for name in ("scale", "mean", "std", "tokens", "fields")}
+    inputs = {name: getattr(whole, name) for name in ("scale", "mean", "std", "tokens", "fields")}
     head = {
         "hash": digest,
         "data": dataset.name,
@@ -60,7 +61,7 @@ def write_partition(
         "classes": dataset.by_class().num_classes,
         "examples": {name: int(c.sum()) for name, c in counts.items()},
         "numbering": "file",
-        "inputs": {"shape": dataset.input_shape, "dtype": dataset.x.dtype.name, **inputs},
+        "inputs": {"shape": whole.input_shape, "dtype": whole.x.dtype.name, **inputs},
     }
     if task:
         head["task"] = task
@@ -77,15 +78,15 @@ def write_partition(
     lines = ",\n  ".join(f"{json.dumps(key)}: {_line_by_line(value)}" for key, value in head.items())
     (folder / "partition.json").write_text(f"{{\n  {lines}\n}}\n", encoding="utf-8")
     title = ", ".join(filter(None, (dataset.name, names["partition"], names["split"], names["shift"])))
-    if dataset.card.lines:
-        text = json.dumps(dataset.card.record(), indent=1, ensure_ascii=False)
+    if whole.card.lines:
+        text = json.dumps(whole.card.record(), indent=1, ensure_ascii=False)
         (folder / DATA_CARD).write_text(f"{text}\n", encoding="utf-8")
-    if getattr(dataset.encoder, "tokenizer", None) is not None:
+    if getattr(whole.encoder, "tokenizer", None) is not None:
         import joblib
 
-        joblib.dump(dataset.encoder, folder / PICKLED)
-    elif dataset.encoder is not None:
-        text = json.dumps(asdict(dataset.encoder), ensure_ascii=False)
+        joblib.dump(whole.encoder, folder / PICKLED)
+    elif whole.encoder is not None:
+        text = json.dumps(asdict(whole.encoder), ensure_ascii=False)
         (folder / ENCODER).write_text(text, encoding="utf-8")
     with drawing():
         figure = partition_figure(counts, title, partition.shift.groups, partition.names)
@@ -107,7 +108,7 @@ def read_encoder(folder: Path) -> Any:
         SettingsError: it cannot be read, or it is a pickle, as in the folders of earlier versions, and not trusted.
     """
     from pflsim.data.sources.table import Encoder, Fitted
-    from pflsim.data.sources.text import TextEncoder
+    from pflsim.data.sources.text_encoder import TextEncoder
 
     if (file := folder / ENCODER).exists():
         with reading(file, FORM):

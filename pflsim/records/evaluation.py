@@ -167,7 +167,7 @@ def _stats(name: str, rows: Sequence[EvalRow], lower: bool, pooled: Mapping[str,
     found = [row for row in rows if accuracy or name in row.metrics]
     if not found:
         return Stats(undefined=len(rows), pooled=pooled.get(name, math.nan))
-    total = np.array([row.total for row in found])
+    total = np.array([row.metrics.get("tokens", row.total) for row in found])  # of next tokens, these are what counts
     if accuracy:
         correct = np.array([row.correct for row in found])
         values, mean = correct / total, _mean(correct.tolist(), total.tolist())
@@ -175,6 +175,9 @@ def _stats(name: str, rows: Sequence[EvalRow], lower: bool, pooled: Mapping[str,
     else:
         values = np.array([row.metrics[name] for row in found])
         mean, weighted, together = float(values.mean()), float(total @ values / total.sum()), pooled.get(name, math.nan)
+        if "tokens" in found[0].metrics:
+            exponent = float(np.exp(total @ np.log(values) / total.sum())) if name == "perplexity" else weighted
+            together = float(total.sum()) if name == "tokens" else exponent
     ordered, tenth = np.sort(values), math.ceil(len(values) / 10)
     ends = float(ordered[:tenth].mean()), float(ordered[-tenth:].mean())
     ends = (math.nan, math.nan) if name in (THRESHOLD, *UNDIRECTED) else ends

@@ -27,6 +27,7 @@ from pflsim.display.metrics import SHARES, THRESHOLD, UNDIRECTED
 from pflsim.errors import SettingsError
 from pflsim.records.evaluation import Measures
 from pflsim.records.predictions import probabilities
+from pflsim.tasks.language import METRICS
 from pflsim.tasks.task import Task
 from pflsim.types import TaskName
 
@@ -34,7 +35,9 @@ OF_EACH_CLASS = 10
 """Examples of each of two classes that calibration and thresholds of a client need."""
 BINS = 15
 """The number of equally wide bins of confidence for the expected calibration error."""
-PRIMARY: dict[TaskName, str] = {"classification": "accuracy", "multilabel": "auroc", "regression": "rmse"}
+PRIMARY: dict[TaskName, str] = {
+    "classification": "accuracy", "multilabel": "auroc", "regression": "rmse", "language_model": "nll",
+}  # fmt: skip
 """The default of `eval.primary`."""
 RESERVED = ("clients", "loss", "total", "correct", "fault", "round", "client", "split", "model", "phase", "undefined")
 
@@ -325,6 +328,12 @@ def metrics_of(asked: Sequence[Any], task: Task, primary: str | None = None) -> 
         SettingsError: a metric does not exist, or is not one of this task.
     """
     found, accuracy = dict[str, Metric](), task.name == "classification"
+    if task.name == "language_model":  # from sums over tokens, not from scores
+        for entry in filter(None, (*asked, primary)):
+            if entry not in METRICS[:-1]:
+                known = nearest(str(entry), METRICS[:-1])
+                raise SettingsError(f"eval.metrics: {entry} is not a metric of task=language_model; {known}")
+        return ()
     for entry in [*asked, primary or PRIMARY[task.name]]:
         if entry == primary and entry in found:  # by the last part of a dotted name, or the name of a function
             continue
@@ -345,13 +354,15 @@ def measures_of(task: Task, metrics: Sequence[Metric], settings: Eval) -> Measur
         SettingsError: the direction of the primary metric is not known, or `eval.threshold` is not of two classes.
     """
     names = ("accuracy",) * (task.name == "classification") + tuple(metric.name for metric in metrics)
+    names = METRICS if task.name == "language_model" else names
     chosen = (THRESHOLD, *SHARES) if settings.sensitivity else ()
     if chosen and (task.name, task.targets) != ("classification", 2):
         raise SettingsError(f"eval.threshold={settings.threshold} is of two classes; leave it out")
     for name in {*chosen}.intersection(names):
         raise SettingsError(f"eval.metrics: {name} is a column of eval.threshold={settings.threshold}; leave it out")
     primary = (settings.primary or PRIMARY[task.name]).rpartition(".")[2]
-    higher = {metric.name: metric.higher for metric in metrics}
+    lower = dict.fromkeys(("nll", "perplexity") if names is METRICS else (), False)
+    higher = {metric.name: metric.higher for metric in metrics} | lower
     if settings.mode != "auto":
         higher[primary] = settings.mode == "max"
     elif higher.get(primary, True) is None:

@@ -20,10 +20,12 @@ from pflsim.config.settings import Settings, TaskChoice
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
 from pflsim.errors import SettingsError, in_one_line
+from pflsim.tasks.language import IGNORED, token_losses
 from pflsim.types import TaskName
 
 LOSSES: dict[TaskName, str] = {
     "classification": "CrossEntropyLoss", "multilabel": "BCEWithLogitsLoss", "regression": "MSELoss",
+    "language_model": "CrossEntropyLoss",
 }  # fmt: skip
 """The default loss of each task, in `torch.nn`."""
 WEIGHTS = ("pos_weight", "weight")
@@ -48,8 +50,8 @@ class Task:
     """What is predicted, and the loss.
 
     Args:
-        name: classification, multilabel or regression.
-        targets: number of classes, of labels, or of values per example.
+        name: classification, multilabel, regression or language_model.
+        targets: number of classes, of labels, of values per example, or of different tokens.
         choice: loss, its arguments, label smoothing and class weights, as the settings give them.
         weights: of classes or labels, where the settings or the training data of all clients that train decide them.
         mean, std: of each target, with which training standardises them; empty: targets are used as they are.
@@ -73,8 +75,12 @@ class Task:
         """
         choice, name = self.choice, self.choice.loss or LOSSES[self.name]
         plain = not choice.options and not choice.label_smoothing and choice.class_weights == "none"
-        if plain and name == "CrossEntropyLoss" and self.name == "classification":
+        if plain and name == "CrossEntropyLoss" and self.name in ("classification", "language_model"):
             return None
+        if self.name == "language_model":
+            raise SettingsError(
+                "task.loss, options, label_smoothing, class_weights: not of task=language_model; leave them out"
+            )
         if "." in name:
             return resolve(name, key="task.loss")
         if not (inspect.isclass(found := getattr(nn, name, None)) and issubclass(found, nn.Module)):
@@ -146,8 +152,13 @@ class Criterion(nn.Module):
             self.register_buffer(name, torch.tensor(getattr(task, name)))
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean loss of a batch, from outputs [B, O] and targets [B] or [B, T]."""
+        """Return the mean loss of a batch, from outputs [B, O] and targets [B] or [B, T].
+
+        With task=language_model it is the mean over the predicted tokens, from [B, L, V] and [B, L]; 0 without any.
+        """
         outputs = in_float32(outputs)
+        if self.task.name == "language_model":
+            return token_losses(outputs, targets).sum() / self.weight(targets).clamp(min=1)
         if self.loss is None:
             return cross_entropy(outputs, targets)
         if self.one_output:
@@ -159,6 +170,10 @@ class Criterion(nn.Module):
             name, shape = self.task.choice.loss or LOSSES[self.task.name], [*getattr(found, "shape", ())]
             raise SettingsError(f"task.loss={name}: returns a {type(found).__name__} {shape}; expected one number")
         return found
+
+    def weight(self, targets: Tensor) -> Any:
+        """Return the number of examples of a batch, or of next tokens that of the predicted ones."""
+        return (targets != IGNORED).sum() if self.task.name == "language_model" else len(targets)
 
     def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean loss of a batch times its size."""
@@ -261,6 +276,8 @@ def task_of(settings: Settings, dataset: Dataset, partition: Partition) -> Task:
     """
     task, common = Task(dataset.task, dataset.num_classes, settings.task), partition.common
     given = task.choice.class_weights
+    if task.choice.weights_by == "tokens" and task.name != "language_model":
+        raise SettingsError(f"task.weights_by=tokens: the run has task={task.name}; leave it out")
     numbers = task.name == "regression" and dataset.kind == "tables" and task.choice.loss is None
     if numbers if (asked := task.choice.standardize_target) is None else asked:
         if task.name != "regression":

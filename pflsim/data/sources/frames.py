@@ -37,6 +37,7 @@ class Source(NamedTuple):
         group: column of the groups whose rows stay together.
         missing: words that are missing values, in lower case; None: undecided.
         min_examples: clients with fewer rows in `path` are left out.
+        lines: column of texts of which each line is a row; None: there is none.
     """
 
     path: str | None
@@ -46,13 +47,14 @@ class Source(NamedTuple):
     group: str | None
     missing: tuple[str, ...] | None
     min_examples: int
+    lines: str | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Source:
         """Return the source of the arguments of a loader."""
         found = given["missing"]
         words = None if found is None else tuple("null" if word is None else str(word).lower() for word in found)
-        return cls(*({**given, "missing": words}[name] for name in cls._fields))
+        return cls(*({"lines": None, **given, "missing": words}[name] for name in cls._fields))
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Rows:
     aside: frozenset[str]
     lost: dict[str, Any]
 
-    def dataset(self, content: DataFrame, dtype: Any, fit: Callable[[Dataset, Any], Dataset]) -> Dataset:
+    def dataset(self, content: DataFrame, dtype: Any, fit: Callable[[Dataset, Any], Any]) -> Dataset:
         """Return the data set whose inputs are made after the partition.
 
         Args:
@@ -122,7 +124,7 @@ def _read(source: Source, columns: tuple[str, ...] | None, texts: tuple[str, ...
     del stamps  # of the files, so that changed ones are read again
     own = {key: name for key in ("label", "client", "group") if (name := getattr(source, key))}
     files = {"data.path": str(source.path)} | ({"data.test": source.test} if source.test else {})
-    read = [_frame(name, key, (*own.values(), *texts)) for key, name in files.items()]
+    read = [_frame(name, key, (*own.values(), *texts), source.lines) for key, name in files.items()]
     wanted = [*own.values(), *(read[0][0].columns if columns is None else columns)]
     for (part, _, _), (key, name) in zip(read, files.items(), strict=True):
         check_columns(given_as(key, name), part, wanted)
@@ -165,8 +167,14 @@ def _read(source: Source, columns: tuple[str, ...] | None, texts: tuple[str, ...
     return Rows(frame.loc[keep], targets, typed, frozenset(aside[0]), lost)
 
 
-def _frame(path: str, key: str, texts: Collection[str]) -> tuple[DataFrame, set[str], set[str]]:
+def _frame(path: str, key: str, texts: Collection[str], lines: str | None) -> tuple[DataFrame, set[str], set[str]]:
     """Return a file, a folder of texts or a frame of this process, with names of columns as text.
+
+    Args:
+        path: of the file or folder, or the name of the frame.
+        key: of the setting, for messages.
+        texts: columns whose cells stay as they are written.
+        lines: column whose lines, those of white space aside, become rows; None: rows stay as they are.
 
     Returns:
         The frame, the columns that are text by their type, and those that are empty, count the rows or are an index.
@@ -178,7 +186,7 @@ def _frame(path: str, key: str, texts: Collection[str]) -> tuple[DataFrame, set[
         if frame is None and Path(path).is_dir():
             files = [file for folder in entries(Path(path)) if folder.is_dir() for file in entries(folder)]
             found = [(file.parent.name, _text(file)) for file in files]
-            return DataFrame(found, columns=["label", "text"]), {"label", "text"}, set()
+            return _by_line(DataFrame(found, columns=["label", "text"]), lines), {"label", "text"}, set()
         untyped = frame is None and Path(path).suffix.lower() not in TYPED
         frame = read_frame(path, texts) if frame is None else frame
         if frame.columns.nlevels > 1:
@@ -188,7 +196,16 @@ def _frame(path: str, key: str, texts: Collection[str]) -> tuple[DataFrame, set[
         check_names([*frame.columns])
         declared = set() if untyped else {name for name in frame.columns if _is_text(frame[name])}
         empty = {name for name in frame.columns if bool(frame[name].isna().all())}
+        frame = _by_line(frame, lines)
         return frame, declared, index | empty | {name for name in frame.columns if counts_rows(frame[name])}
+
+
+def _by_line(frame: Any, column: str | None) -> Any:
+    if column is None or column not in frame.columns:
+        return frame
+    lines = frame[column].map(lambda text: str(text).splitlines(), na_action="ignore")
+    frame = frame.assign(**{column: lines}).explode(column, ignore_index=True)
+    return frame[frame[column].notna() & (frame[column].astype(str).str.strip() != "")]
 
 
 def _text(file: Path) -> str:
@@ -213,13 +230,15 @@ def given_as(key: str, path: str | None) -> str:
     return frame if path and path.startswith(NOTEBOOK) else f"{key}={path}"
 
 
-def defaults_of(load: partial[Dataset], model: str, rows: Callable[[Source, dict[str, Any]], Rows]) -> dict[str, Any]:
+def defaults_of(
+    load: partial[Dataset], model: str, targets: Callable[[Source, dict[str, Any]], Dataset]
+) -> dict[str, Any]:
     """Return the settings of a run that data choose unless they are given, by key.
 
     Args:
         load: the loader with its settings.
         model: the name of their model.
-        rows: reads the rows of a source with these settings; only their clients count.
+        targets: reads the data set of a source with these settings; only its clients count.
     """
     given = {name: parameter.default for name, parameter in signature(load).parameters.items()}
     source = Source.of(given)
@@ -227,7 +246,7 @@ def defaults_of(load: partial[Dataset], model: str, rows: Callable[[Source, dict
     if not source.client:
         return chosen
     more = {"split.test_by": "clients"} if source.test else {}
-    return {**chosen, **more, "partition": "by_client", "clients": len(rows(source, given).targets.client_names)}
+    return {**chosen, **more, "partition": "by_client", "clients": len(targets(source, given).client_names)}
 
 
 def check_columns(where: str, frame: DataFrame, wanted: Sequence[str]) -> None:

@@ -248,7 +248,9 @@ def load(
 
 def defaults(load: partial[Dataset]) -> dict[str, Any]:
     """Return the settings of a run that a table chooses unless they are given, by key; `load` has its settings."""
-    return defaults_of(load, "tabular_mlp", lambda source, its: _rows(source, its["features"], its["categorical"]))
+    return defaults_of(
+        load, "tabular_mlp", lambda source, its: _rows(source, its["features"], its["categorical"]).targets
+    )
 
 
 def _rows(source: Source, features: Sequence[str] | None, categorical: Sequence[str] | None) -> Rows:
