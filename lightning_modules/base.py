@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from lightning import LightningModule
@@ -133,7 +133,7 @@ class ClientModule(LightningModule):
 
     base_attributes: ClassVar[frozenset[str]] = frozenset(vars(LightningModule())) | {
         "training_settings", "kept_optimizers", "round_number", "steps_taken", "_steps", "_anchors",
-        "constant_buffers",
+        "constant_buffers", "second_names",
     }  # fmt: skip
     """Attributes that Lightning or the simulator may change."""
 
@@ -148,6 +148,7 @@ class ClientModule(LightningModule):
         self._steps: list[list[Step]] = []
         self.kept_optimizers: KeptOptimizers | None = None
         self.constant_buffers: frozenset[str] = frozenset()
+        self.second_names: Mapping[str, str] = {}  # see `pflsim.params.second_names`
         self._anchors: list[Anchor] | None = None
 
     # Hooks that a method may override ------------------------------------------------------------------------------
@@ -506,6 +507,19 @@ class ClientModule(LightningModule):
         with masked(step.masks):
             step.optimizer.step()
         return {step.prefix + name: value for name, value in terms.items()}
+
+    def state_dict(self, *args: Any, prefix: str = "", **kwargs: Any) -> dict[str, Any]:
+        """Return the private state; a tied parameter has its first name only."""
+        found = super().state_dict(*args, prefix=prefix, **kwargs)
+        for name in self.second_names:
+            found.pop(prefix + name, None)
+        return found
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        for name, first in self.second_names.items():
+            if prefix + first in state_dict:
+                state_dict[prefix + name] = state_dict[prefix + first]
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     # LightningModule interface -------------------------------------------------------------------------------------
 

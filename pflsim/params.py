@@ -127,6 +127,13 @@ def resolve_threshold(threshold: Threshold, layout: Sequence[Unit], name: str = 
     return threshold
 
 
+def second_names(module: nn.Module) -> dict[str, str]:
+    """Return the first name of each parameter with several names, such as tied embeddings, by each of the others."""
+    names: dict[nn.Parameter, str] = {}
+    every = module.named_parameters(remove_duplicate=False)
+    return {name: first for name, value in every if (first := names.setdefault(value, name)) != name}
+
+
 def snapshot(tensors: Tensors) -> dict[str, Tensor]:
     """Copy tensors to the CPU, detached from their graph.
 

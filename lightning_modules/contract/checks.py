@@ -28,7 +28,7 @@ from pflsim.data.federated import Examples
 from pflsim.engine.execution import EvalRequest, Executor, FinetuneTask, ReplyTask, Sent, TrainTask
 from pflsim.errors import RunError, SettingsError
 from pflsim.messages import payload_bytes
-from pflsim.params import Selector, snapshot
+from pflsim.params import snapshot
 from pflsim.records.checkpoint_write import to_bytes
 from pflsim.records.trace import tensors_of
 from pflsim.seeding import seeded_global, torch_generator

@@ -17,7 +17,7 @@ from lightning_modules.torch_defaults import default_dtype
 from lightning_modules.training import Training
 from pflsim.attacks import Attackers
 from pflsim.engine.execution import ClientTask, EvalRequest, TrainTask
-from pflsim.params import dtype_of, snapshot
+from pflsim.params import dtype_of, second_names, snapshot
 from pflsim.seeding import seeded_global
 from pflsim.servers.base import ServerRule
 from pflsim.tasks.metrics import Metric
@@ -125,7 +125,7 @@ class ClientFactory:
         for kind in {type(part) for part in net.modules() if is_parametrized(part)}:
             if "__getstate__" in vars(kind):  # raises an error, although Ray can pickle these classes of torch
                 del kind.__getstate__  # type: ignore[attr-defined]
-        module.constant_buffers = self.constants
+        module.constant_buffers, module.second_names = self.constants, second_names(module)
         module.keep_optimizers()
         if self.uplink is not None:
             parameters = {name: module.get_parameter(name).detach() for name in module.shared_parameters()}

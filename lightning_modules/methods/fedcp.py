@@ -19,7 +19,7 @@ from pflsim.config.validate import NonNegative
 from pflsim.data.federated import Shard
 from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink
-from pflsim.params import HEAD, Selector
+from pflsim.params import HEAD, Selector, second_names
 
 
 class FedCP(ClientModule):
@@ -63,7 +63,8 @@ class FedCP(ClientModule):
     def receive(self, downlink: Message) -> None:
         """Load body, policy and global head, keep a copy of the body for the round, and compute v."""
         super().receive(downlink)
-        self.received.store(self.net.body.state_dict())
+        body, again = self.net.body.state_dict(), second_names(self.net.body)
+        self.received.store({name: value for name, value in body.items() if name not in again})
         layers = [part.weight.detach() for part in self.net.head.modules() if isinstance(part, nn.Linear)]
         rows = reduce(torch.matmul, reversed(layers), layers[-1].new_ones(len(layers[-1])))
         self.context.copy_(normalize(rows, dim=0, eps=1e-12))

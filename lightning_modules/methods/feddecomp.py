@@ -59,8 +59,9 @@ class FedDecomp(ClientModule):
         super().__init__(net, training)
         self.personal_epochs, self.shared_epochs = personal_epochs, shared_epochs
         self.a, self.b, self.scales = nn.ParameterDict(), nn.ParameterDict(), dict[str, float]()
+        own = dict(net.named_parameters())  # not frozen, and by their first names
         for name, layer in net.named_modules():
-            if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd) and "weight" in layer._parameters:  # not frozen
+            if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd) and f"{name}.weight" in own:
                 outputs, inputs, *kernel = layer.weight.shape
                 share, side = (conv_rank, kernel[0]) if kernel else (linear_rank, 1)
                 rank, wide = (max(1, int(share * width)) for width in (min(outputs, inputs), outputs))

@@ -37,7 +37,7 @@ class Floco(ClientModule):
             does ("raw_l1").
 
     Raises:
-        SettingsError: the head is no linear layer, or its weight is frozen.
+        SettingsError: the head is no linear layer, or its weight is frozen or a parameter of the body too.
 
     Notes:
         Points of "simplex" are not uniform in the region. The paper draws from the part of the L1 ball that is in the
@@ -56,6 +56,8 @@ class Floco(ClientModule):
         rho: NonNegative = 0.1,
         sampling: Literal["simplex", "raw_l1"] = "simplex",
     ):
+        if {*net.head.parameters()} & {*net.body.parameters()}:
+            raise SettingsError("method=floco needs a head of its own, and this one shares a parameter with the body")
         net.head = SimplexHead(net.head, endpoints)
         super().__init__(net, training)
         self.rho, self.sampling = rho, sampling

@@ -1,8 +1,10 @@
 """kNN-Per: FedAvg's model, and a vote of the client's nearest training examples in its features."""
 
 from dataclasses import replace
+from typing import Annotated
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 from torch.nn.functional import one_hot
 

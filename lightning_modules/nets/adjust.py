@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_modules.nets.frozen import freeze
-from lightning_modules.nets.hugging_face import drawn_parameters
+from lightning_modules.nets.hugging_face import drawn_parameters, lower_frozen
 from lightning_modules.nets.net import Net
 from lightning_modules.nets.own import OwnNet
 from pflsim.config.components import foreign
@@ -60,6 +61,7 @@ class Adjustments:
         if not self.head:
             net.head.requires_grad_(False)
         freeze(net, self.freeze)
+        lower_frozen(net)
 
 
 def load_weights(net: Net, path: str, strict: bool) -> None:
@@ -81,31 +83,38 @@ def load_weights(net: Net, path: str, strict: bool) -> None:
         if not all(isinstance(value, Tensor) for value in saved.values()):
             raise TypeError("it has other values than tensors")
         fits = {name for name, value in saved.items() if name in own and own[name].shape == value.shape}
-    parts = {"missing": sorted({*own} - fits), "unexpected": sorted({*saved} - fits)}
+    loaded = {own[name] for name in fits}  # a tied parameter has several names, and files have one or all
+    missing = sorted(name for name, value in own.items() if value not in loaded)
+    parts = {"missing": missing, "unexpected": sorted({*saved} - fits)}
     found = "; ".join(f"{what}: {', '.join(names)}" for what, names in parts.items() if names)
     if found and strict:
         raise SettingsError(f"pretrained.weights={path} does not fit ({found}); pretrained.strict=false loads the rest")
     net.notes = (f"pretrained.weights={path}: {found}",) if found else ()
     with torch.no_grad():
-        for name in fits:
+        for name in [name for name in own if name in fits]:
             own[name].copy_(saved[name])
 
 
 def add_adapters(net: Net, lora: Mapping[str, Any]) -> None:
     """Add LoRA adapters to the body's linear layers, and freeze its other parameters.
 
-    The head, and layers that were not in the weights of a pretrained transformers model, stay as they are.
+    `Conv1D` of transformers is a linear layer too. The head, and layers that were not in the weights of a pretrained
+    transformers model, stay as they are; a head whose weight is one of the body's too is frozen with it.
 
     Raises:
         SettingsError: PEFT refuses the arguments, or the body has no such layers.
     """
     foreign(f"lora={dict(lora)}")  # its arguments can name modules
     from peft import LoraConfig, inject_adapter_in_model
+    from transformers.pytorch_utils import Conv1D  # a linear layer with the weight [in, out]
 
     drawn, parts = drawn_parameters(net.body), dict(net.body.named_modules())
-    linear = [name for name, part in parts.items() if isinstance(part, nn.Linear)]
-    options = dict(lora)
-    with reading(f"lora={options}", "arguments of peft.LoraConfig, and targets among the linear layers of the body"):
+    transposed = [name for name, part in parts.items() if isinstance(part, Conv1D)]
+    linear = [name for name, part in parts.items() if isinstance(part, nn.Linear | Conv1D)]
+    options = {"fan_in_fan_out": bool(transposed), **lora}
+    wanted = "arguments of peft.LoraConfig, and targets among the linear layers of the body"
+    with warnings.catch_warnings(), reading(f"lora={dict(lora)}", wanted):
+        warnings.filterwarnings("ignore", "fan_in_fan_out is set")  # PEFT sets it for each layer, and warns of it
         config = LoraConfig(target_modules=options.pop("targets", linear), **options)
         inject_adapter_in_model(config, net.body)
     for parameter in drawn:

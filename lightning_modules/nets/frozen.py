@@ -82,11 +82,13 @@ def frozen(module: nn.Module) -> dict[str, Tensor]:
 
 def thaw(module: nn.Module) -> None:
     """Turn frozen parameters back into parameters with `requires_grad=False`."""
+    made: dict[Tensor, nn.Parameter] = {}
     for part in module.modules():
         for key, value in [*part._buffers.items()]:
             if isinstance(value, Frozen):
                 del part._buffers[key]
-                part.register_parameter(key, nn.Parameter(value.as_subclass(Tensor), requires_grad=False))
+                plain = nn.Parameter(value.as_subclass(Tensor), requires_grad=False)
+                part.register_parameter(key, made.setdefault(value, plain))  # tied ones are one parameter again
 
 
 def save_frozen(folder: Path, variants: Iterable[nn.Module]) -> None:

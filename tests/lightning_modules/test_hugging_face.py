@@ -1,5 +1,6 @@
 """Models of Hugging Face and PEFT with random weights, and adapters by PEFT."""
 
+import gc
 from collections import OrderedDict
 from collections.abc import Callable
 from copy import deepcopy
@@ -10,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import check_loaded, shard
+from support import check_loaded, prepared, same, shard
 from torch import nn
 
 import pflsim
+from lightning_modules.contract.checks import inline, rounds
 from lightning_modules.nets.adjust import Adjustments
-from lightning_modules.nets.frozen import frozen
+from lightning_modules.nets.frozen import Frozen, frozen
 from lightning_modules.nets.hugging_face import load
 from lightning_modules.nets.own import own_net
 from pflsim.cli import main
@@ -37,8 +39,8 @@ def text() -> Dataset:
     return Dataset("text", x.astype(np.int64), y.astype(np.int64), 3, 40, vocabulary=50)
 
 
-def vit() -> nn.Module:
-    small: Any = {"image_size": 8, "patch_size": 4, "num_channels": 1, "intermediate_size": 16, "hidden_size": 8}
+def vit(width: int = 8) -> nn.Module:
+    small: Any = {"image_size": 8, "patch_size": 4, "num_channels": 1, "intermediate_size": 16, "hidden_size": width}
     config = transformers.ViTConfig(num_hidden_layers=1, num_attention_heads=2, num_labels=10, **small)
     return transformers.ViTForImageClassification(config)
 
@@ -57,6 +59,12 @@ def llama(padding: int | None = 0) -> nn.Module:
         num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, num_labels=3, **small
     )
     return transformers.LlamaForSequenceClassification(config)
+
+
+def gpt2() -> nn.Module:
+    small: Any = {"vocab_size": 50, "n_embd": 8, "n_positions": 16, "n_layer": 1, "n_head": 2, "pad_token_id": 0}
+    small |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return transformers.GPT2ForSequenceClassification(transformers.GPT2Config(num_labels=3, **small))
 
 
 def adapted() -> nn.Module:
@@ -182,6 +190,8 @@ BASE, TWO = partial(roberta, "RobertaModel"), {"r": 2}
         (adapted, False, "fedavg", {}, True),
         (vit, False, "fedavg", {"bias": "lora_only"}, True),
         (normed, False, "fedsa_lora", TWO, True),
+        (gpt2, True, "fedavg", TWO, True),
+        (gpt2, False, "ffa_lora", {"r": 2, "use_dora": True}, True),
         (vit, False, "hetlora", {"r": 16}, True),
     ],
 )
@@ -243,3 +253,105 @@ def test_a_mapping_of_inputs(tmp_path: Path) -> None:
         assert torch.equal(scores, loaded(stacked))
         ends.append(scores)
     torch.testing.assert_close(ends[0], ends[1])
+
+
+class Mixed(nn.Module):
+    """With both kinds of linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model, self.more, self.fc = gpt2(), nn.Linear(8, 6), nn.Linear(6, 3)
+        self.model.drawn = set()  # all layers are pretrained
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.more(self.model.transformer(x).last_hidden_state[:, -1]))
+
+
+@pytest.mark.parametrize("make", [gpt2, Mixed])
+def test_conv1d_of_transformers_is_adapted_as_peft_adapts_it(make: Callable[[], nn.Module]) -> None:
+    """Without PEFT's warnings; y = x·(W + α/r·(BA)ᵀ) + b."""
+    torch.manual_seed(1)
+    net = own_net(make, None, (7,), 3, vocabulary=50)
+    Adjustments(lora={"r": 2, "lora_alpha": 6})(net)
+    kinds = {name.partition(".lora_A")[0].rpartition(".")[2] for name in net.state_dict() if ".lora_A" in name}
+    assert kinds >= {"c_attn", "c_proj", "c_fc"} and ("more" in kinds) == (make is Mixed)
+    layer: Any = net.get_submodule(next(name for name, _ in net.named_modules() if name.endswith("c_attn")))
+    a, b, x = layer.lora_A["default"].weight, layer.lora_B["default"].weight, torch.randn(4, 8)
+    nn.init.normal_(b)
+    expected = x @ (layer.base_layer.weight + 3 * (b @ a).T) + layer.base_layer.bias
+    torch.testing.assert_close(layer(x), expected)
+
+
+@pytest.mark.parametrize(("make", "low"), [(gpt2, False), (vit, True)])
+def test_frozen_weights_in_bf16(make: Callable[[], nn.Module], low: bool, tmp_path: Path) -> None:
+    """From a file in float32 or bfloat16; what is trained is float32, and PEFT predicts nearly the same in float32."""
+    torch.manual_seed(1)
+    made: Any = make()
+    (made.bfloat16() if low else made).save_pretrained(tmp_path / "base")
+    model = {"name": "hf", "path": str(tmp_path / "base"), "dtype": "bf16"}
+    given: Any = {"data": "digits" if make is vit else text(), "method": "fedavg", "model": model, "lora": {"r": 2}}
+    given["overrides"] = [*SMALL, "lr=0.1", "checkpoint.every=1"]
+    run = pflsim.run(**given, run_dir=str(tmp_path / "run"))
+    half = pflsim.run(**given, rounds=1, run_dir=str(tmp_path / "half"))
+    assert pflsim.resume(half, rounds=2).per_client().equals(run.per_client())
+    loaded, again = (pflsim.load_model(each, round="last") for each in (run, half))
+    assert same({0: loaded.client.state_dict()}, {0: again.client.state_dict()})
+    constants, head = (
+        frozen(loaded.client).values(),
+        [*made.get_submodule("score" if make is gpt2 else "classifier").parameters()],
+    )
+    assert sum(value.nbytes for value in constants) == 2 * (
+        made.num_parameters() - sum(value.numel() for value in head)
+    )
+    assert {value.dtype for value in loaded.client.state_dict().values()} == {torch.float32}
+    x = torch.rand(9, 1, 8, 8) if make is vit else torch.from_numpy(text().x[:9])
+    loaded.save_pretrained(tmp_path / "out")
+    base = type(made).from_pretrained(tmp_path / "base", dtype=torch.float32)
+    with torch.inference_mode():
+        scores = peft.PeftModel.from_pretrained(base, tmp_path / "out").eval()(x).logits
+        assert loaded.client.net.body(x).dtype == loaded(x).dtype == torch.float32 and not torch.equal(
+            loaded(x), scores
+        )
+        torch.testing.assert_close(loaded(x), scores, rtol=0.02, atol=0.02)
+
+
+def test_layers_that_are_trained_beside_bf16_compute_in_float32(tmp_path: Path) -> None:
+    BASE().save_pretrained(tmp_path)
+    net: Any = own_net(partial(load, path=str(tmp_path), dtype="bf16"), None, (7,), 3, vocabulary=50)
+    Adjustments(lora={"r": 2})(net)
+    dense, seen = net.body.module.classifier.dense, list[torch.dtype]()
+    dense.register_forward_hook(lambda part, inputs, output: seen.append(output.dtype))
+    assert net(torch.ones(2, 7, dtype=torch.int64)).dtype == torch.float32
+    assert seen == [dense.weight.dtype] == [torch.float32]
+
+
+def test_bf16_needs_frozen_weights(tmp_path: Path, refused: Callable[..., str]) -> None:
+    vit().save_pretrained(tmp_path)
+    assert "model.dtype" in refused(*SMALL, "data=digits", "model=hf", f"model.path={tmp_path}", "model.dtype=bf16")
+    assert "model.dtype" in refused(*SMALL, "data=digits", "model=hf", f"model.path={tmp_path}", "model.dtype=bf61")
+
+
+@pytest.mark.parametrize(("method", "dtype"), [("fedavg", "float32"), ("ditto", "bf16")])
+def test_a_frozen_backbone_serves_all_clients(method: str, dtype: str, tmp_path: Path) -> None:
+    """Ninety more clients cost ninety times what they train, in their states, their uplinks and the server's."""
+    torch.manual_seed(1)
+    vit(width=64).save_pretrained(tmp_path)
+
+    def memory() -> int:
+        gc.collect()
+        tensors = [one for one in gc.get_objects() if type(one) in (torch.Tensor, nn.Parameter, Frozen)]
+        plain = [one for one in tensors if not torch._C._functorch.is_functorch_wrapped_tensor(one)]
+        floats = [one.untyped_storage() for one in plain if one.is_floating_point()]
+        return sum({storage.data_ptr(): storage.nbytes() for storage in floats}.values())
+
+    def cost(clients: int) -> tuple[int, int, int]:
+        before = memory()
+        model = ["model=hf", f"model.path={tmp_path}", f"model.dtype={dtype}", "lora={r: 1}", f"method={method}"]
+        made = prepared("data=digits", "partition=iid", f"clients={clients}", "local_steps=1", *model)
+        executor = inline(made)
+        rounds(executor, (1, 2), range(clients))
+        own = sum(value.nbytes for value in executor.host.states[0].values())
+        return memory() - before, own, sum(value.nbytes for value in frozen(executor.host.module).values())
+
+    (few, _, _), (many, own, backbone) = cost(10), cost(100)
+    assert many - few < 90 * 2 * own < 90 * backbone

@@ -13,7 +13,7 @@ from support import check_contract, check_loaded, rounds, same, slow_except, sta
 from torch.nn.functional import cross_entropy
 
 import pflsim
-from lightning_modules.contract.checks import CHECKS, SMALL, Make, batch_norm_works, lockstep_equals_loop, rounds_run
+from lightning_modules.contract.checks import CHECKS, SMALL, Make, lockstep_equals_loop, rounds_run
 from lightning_modules.contract.command import maker
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.fedper import FedPer
@@ -40,14 +40,11 @@ IN, OUT = 16, 5
 """Inputs and outputs of the layer with an adapter."""
 
 
-APPLY = [check for check in CHECKS if check is not batch_norm_works]  # whose normalisation layers are frozen here
-
-
 METHODS = ("feddpa_lora", "fedsa_lora", "ffa_lora", "flexlora", "hetlora")
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("check", slow_except({rounds_run, lockstep_equals_loop}, APPLY), ids=lambda c: c.__name__)
+@pytest.mark.parametrize("check", slow_except({rounds_run, lockstep_equals_loop}, CHECKS), ids=lambda c: c.__name__)
 def test_contract(method: str, check: Callable[[Make], None]) -> None:
     check_contract(method, check, maker(method, ["lora={r: 16}"], [CONFIGS]))
 

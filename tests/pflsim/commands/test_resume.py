@@ -68,17 +68,13 @@ def test_extended(method: str, tmp_path: Path) -> None:
     assert configs[0] == {**configs[1], "run_dir": str(folder)} and configs[0]["rounds"] == 5
 
 
-@pytest.mark.parametrize(
-    ("method", "free"),
-    [("apple method.pull_rounds=0.5", "method.mu=0"), ("fedphp", ""), ("fedphp fraction=0.25", "participation.last=fraction")],
-)
-def test_a_schedule_that_depends_on_the_rounds_is_not_extended(method: str, free: str, tmp_path: Path) -> None:
-    words = [*f"method={method}".split(), *SMALL]
-    for name, more in {"bound": [], "free": free.split()}.items():
-        assert cli.main([*words, *more, "rounds=2", f"run_dir={tmp_path / name}"]) == 0
-    assert cli.main([f"resume={tmp_path / 'bound'}", "rounds=4"]) == 2 * ("fraction" not in method)
-    if free:
-        assert cli.main([f"resume={tmp_path / 'free'}", "rounds=4"]) == 0
+def test_a_method_that_depends_on_the_rounds_is_not_extended(tmp_path: Path, refused: Callable[..., str]) -> None:
+    """APPLE's pull lasts half of the rounds, unless there is none."""
+    words = ["method=apple", "method.pull_rounds=0.5", *SMALL, "rounds=2"]
+    assert cli.main([*words, f"run_dir={tmp_path / 'pull'}"]) == 0
+    assert "apple" in unchanged(refused, tmp_path / "pull", "rounds=4")
+    assert cli.main([*words, "method.mu=0", f"run_dir={tmp_path / 'none'}"]) == 0
+    assert cli.main([f"resume={tmp_path / 'none'}", "rounds=4"]) == 0
 
 
 @pytest.mark.parametrize("split", slow_except(["merged"], ["merged", "counts split.train=40 split.test=20"]))
@@ -130,6 +126,9 @@ def test_extensions_that_are_refused(tmp_path: Path, refused: Callable[..., str]
     shutil.rmtree(folder)
     assert cli.main(["method=floco", *SMALL, "rounds=2", f"run_dir={folder}"]) == 0
     assert "participants of round 2" in unchanged(refused, folder, "rounds=9")
+    shutil.rmtree(folder)
+    assert cli.main(["method=fedphp", *SMALL, "rounds=2", f"run_dir={folder}"]) == 0
+    assert "fedphp" in unchanged(refused, folder, "rounds=9")
     shutil.rmtree(folder)
     assert cli.main(["method=fedavg", *SMALL, "lr_schedule=cosine", "rounds=2", f"run_dir={folder}"]) == 0
     assert "lr_schedule=cosine" in unchanged(refused, folder, "rounds=9")

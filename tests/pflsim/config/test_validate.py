@@ -67,11 +67,12 @@ def test_every_setting_of_every_component_is_checked(component: str) -> None:
     """A value below the bound of its annotation, or of another type."""
     for path in sorted((CONFIGS / component).glob("*.yaml")):
         node = {key: value for key, value in yaml.safe_load(path.read_text()).items() if key != "search"}
-        node = {key: value for key, value in node.items() if "${" not in str(value)}
+        node = {key: value for key, value in node.items() if "${" not in str(value) and value != MISSING}
         known = settings_of(targets_of(node, component), component, node)
         required = {key: parameter.annotation for key, parameter in known.items() if parameter.default == MISSING}
         given = {
-            key: [[1]] if "list" in str(kind) else 0.5 if "Lt(" in str(kind) else 1 for key, kind in required.items()
+            key: [[1]] if "list" in str(kind) else 0.5 if "Lt(" in str(kind) else "text" if kind is str else 1
+            for key, kind in required.items()
         }
         node = given | node
         for name, parameter in known.items():
