@@ -100,9 +100,10 @@ def build_variants(factory: ClientFactory, dataset: Dataset, settings: Settings)
             positions = f"; if it has fewer than data.length={dataset.x.shape[-1]} positions, lower it"
             hint = remedy(error) or positions * bool(dataset.tokens)
             raise SettingsError(f"{what} fails: {in_one_line(error)}{hint}") from error
-        wanted = [1, *inputs.shape[1:], outputs] if dataset.language else [1, outputs]
+        # a tokenizer may have fewer tokens than its model
+        wanted = [1, *inputs.shape[1:], max(outputs, shapes[1][-1])] if dataset.language else [1, outputs]
         if shapes != ([1, *net.feature_shape], wanted):
-            what = "next tokens; model.causal=true" if dataset.language else f"data of {dataset.num_classes} classes"
+            what = "next tokens" if dataset.language else f"data of {dataset.num_classes} classes"
             raise SettingsError(
                 f"{model}: body and head return {shapes[0]} and {shapes[1]} for one example; expected "
                 f"{[1, *net.feature_shape]} and {wanted}, for {what}"

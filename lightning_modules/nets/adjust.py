@@ -32,20 +32,20 @@ class Adjustments:
         strict: refuse weights that do not fit; else list in `Net.notes` what does not.
         lora: arguments of `peft.LoraConfig`, with `targets` for `target_modules`; empty: no adapters.
         freeze: see `lightning_modules.nets.frozen.freeze`.
-        head: whether the head is trained; with adapters and task=language_model only by `lora.head=true`.
+        head: whether the head is trained, with adapters and task=language_model; None: as without them.
     """
 
     weights: str | None = None
     strict: bool = True
     lora: Mapping[str, Any] = field(default_factory=dict)
     freeze: tuple[str, ...] = ()
-    head: bool = True
+    head: bool | None = None
 
     @classmethod
     def of(cls, settings: Settings) -> Adjustments:
         """Return those of a run."""
         lora, language = dict(settings.lora), settings.task.name == "language_model"
-        head = lora.pop("head", False) if lora and language else True
+        head = bool(lora.pop("head", False)) if lora and language else None
         return cls(settings.pretrained.weights, settings.pretrained.strict, lora, tuple(settings.freeze), head)
 
     def __call__(self, net: Net) -> None:
@@ -58,7 +58,9 @@ class Adjustments:
             load_weights(net, self.weights, self.strict)
         if self.lora:
             add_adapters(net, self.lora)
-        if not self.head:
+        if self.head and {*net.head.parameters()} & {*net.body.parameters()}:
+            raise SettingsError("lora.head=true: the head and the embedding are one parameter; leave it out")
+        if self.head is False:
             net.head.requires_grad_(False)
         freeze(net, self.freeze)
         lower_frozen(net)

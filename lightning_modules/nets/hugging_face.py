@@ -1,4 +1,4 @@
-"""Classifiers of Hugging Face transformers."""
+"""Models of Hugging Face transformers: classifiers, and models of next tokens."""
 
 from typing import Any, Literal
 
@@ -9,23 +9,34 @@ from lightning_modules.nets.frozen import Frozen
 from pflsim.errors import SettingsError
 
 
-def load(num_classes: int, *, path: str, dtype: Literal["float32", "bf16"] = "float32") -> nn.Module:
-    """Load a classifier of images or of token sequences from a folder; layers that are not in it are drawn anew.
+def load(
+    num_classes: int, *, path: str, dtype: Literal["float32", "bf16"] = "float32", causal: bool | None = None
+) -> nn.Module:
+    """Load a model of images or of token sequences from a folder; layers that are not in it are drawn anew.
 
     Their parameters are the attribute `drawn` of the module.
 
     Args:
-        num_classes: C.
+        num_classes: C of a classifier.
         path: folder with the config and the weights, as `save_pretrained` writes them.
         dtype: type of frozen parameters, `float32` or `bf16`; all others are float32.
+        causal: whether next tokens are predicted; None: as the task says.
     """
-    from transformers import AutoConfig, AutoModelForImageClassification, AutoModelForSequenceClassification, logging
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoModelForImageClassification,
+        AutoModelForSequenceClassification,
+        logging,
+    )
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()  # a report of the head that is drawn anew
-    config = AutoConfig.from_pretrained(path, num_labels=num_classes, local_files_only=True)
+    labels = {"use_cache": False} if causal else {"num_labels": num_classes}
+    config = AutoConfig.from_pretrained(path, **labels, local_files_only=True)
     images = type(config) in AutoModelForImageClassification._model_mapping  # type: ignore[operator]
-    kind = AutoModelForImageClassification if images else AutoModelForSequenceClassification
+    kind: Any = AutoModelForImageClassification if images else AutoModelForSequenceClassification
+    kind = AutoModelForCausalLM if causal else kind
     # "auto" is the type of the file, so that one in bfloat16 is never in memory as float32
     kept = "auto" if dtype == "bf16" and not images else torch.float32
     model, found = kind.from_pretrained(

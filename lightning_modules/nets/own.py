@@ -188,18 +188,21 @@ def bind_models(settings: Settings, kind: Any) -> tuple[partial[Net], ...]:
     Raises:
         SettingsError: a target does not exist, or is no model.
     """
-    return tuple(_bound(variant, settings.head, kind) for variant in variants_of(settings.model))
+    return tuple(_bound(variant, settings, kind) for variant in variants_of(settings.model))
 
 
 def bind_common(settings: Settings, client: partial[Any], kind: Any) -> tuple[partial[Net], ...]:
     """Return the model of the common net, as `bind_models` does; () if the method's client has none."""
     has = getattr(client.func, "common_net", False)
-    return (_bound(common_of(settings.model), settings.head, kind),) if has else ()
+    return (_bound(common_of(settings.model), settings, kind),) if has else ()
 
 
-def _bound(node: Mapping[str, Any], head: str | None, kind: Any) -> partial[Net]:
-    own = is_own_model(str(node.get(TARGET)))
+def _bound(node: Mapping[str, Any], settings: Settings, kind: Any) -> partial[Net]:
+    own, head = is_own_model(str(node.get(TARGET))), settings.head
     made = bind(node, "model", None if own else kind)
+    if made.func.__module__.startswith(__package__ or "") and "causal" in inspect.signature(made.func).parameters:
+        asked = made.keywords.get("causal")
+        made = partial(made, causal=settings.task.name == "language_model" if asked is None else asked)
     if head is not None and not own:
         raise SettingsError(f"head={head}: model={node[TARGET]} defines its head; leave head out")
     return partial(own_net, made.func, head, **made.keywords) if own else made

@@ -27,7 +27,8 @@ class TextTransformer(Net):
         heads: attention heads; they divide `width`.
         layers: number of encoder layers.
         dropout: probability of dropout after attention and after the feed-forward network.
-        causal: whether next tokens are predicted: features [B, length, D] and logits [B, length, V].
+        causal: whether next tokens are predicted: features [B, length, D] and logits [B, length, V]; None: as the task
+            says.
         vocabulary: number V of different tokens; None: that of the data.
 
     Raises:
@@ -45,13 +46,13 @@ class TextTransformer(Net):
         heads: Width = 2,
         layers: Annotated[int, Ge(1), Le(100)] = 2,
         dropout: Chance = 0.0,
-        causal: bool = False,
+        causal: bool | None = None,
         vocabulary: int | None = None,
     ):
         if width % heads:
             raise SettingsError(f"model.heads={heads} must divide model.width={width}")
         assert vocabulary is not None, "filled in from the data"
-        body = _Encoder(vocabulary, input_shape[0], width, heads, layers, dropout, causal)
+        body = _Encoder(vocabulary, input_shape[0], width, heads, layers, dropout, bool(causal))
         features = (input_shape[0], width) if causal else (width,)
         super().__init__(body, nn.Linear(width, num_classes), features, num_classes)
 

@@ -1,6 +1,7 @@
 """Training and evaluation of next-token prediction, against transformers and by hand."""
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def test_a_prediction_depends_on_the_tokens_before_it(make: Any) -> None:
 
 
 LSTM = ["model.width=8", "model.embedding=4"]
-TRANSFORMER = ["model=text_transformer", "model.causal=true", "model.width=8"]
+TRANSFORMER = ["model=text_transformer", "model.width=8"]
 RUN = [*WORDS, "executor=inline", "progress=none", "batch_size=4", "lr=0.5"]
 
 
@@ -169,3 +170,30 @@ def test_weights_by_tokens(lockstep: str) -> None:
         ]
     with refusing(match=r"task\.weights_by"):
         prepared("method=fedavg", "data=digits", "task.weights_by=tokens")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("method", ["fedavg", "ditto", "fedsa_lora lora.r=2", "feddpa_lora lora.r=2 model.dtype=bf16"])
+def test_causal_models_of_transformers(method: str, tied: bool, here: Path) -> None:
+    """Their logits, also with more tokens than the data have; a tied embedding is sent once, and adapters alone."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 60, "n_positions": 16, "n_embd": 8, "n_layer": 2, "n_head": 2, "resid_pdrop": 0.0}
+    config = transformers.GPT2Config(**sizes, embd_pdrop=0.0, attn_pdrop=0.0, tie_word_embeddings=tied)
+    theirs = transformers.GPT2LMHeadModel(config).eval()
+    theirs.save_pretrained("gpt2")
+    words = [*f"method={method}".split(), "model=hf", "model.path=gpt2", *RUN, "rounds=2", "lr=0.05"]
+    made = prepared(*words)
+    module, x = made.factory.build().eval(), torch.from_numpy(made.dataset.x[:3])
+    tolerance = 0.05 if "bf16" in method else 1e-5
+    torch.testing.assert_close(module.net(x), theirs(x).logits, rtol=tolerance, atol=tolerance, check_dtype=False)
+    sent = sum(module.get_parameter(name).numel() for name in module.shared_parameters())
+    if "lora" not in method:
+        assert sent == theirs.num_parameters()
+    assert "lora" not in method or all("lora_" in name for name in module.shared_parameters())
+    with refusing(match=r"lora\.head") if tied and "lora" in method else nullcontext():
+        prepared(*words, *["lora.head=true"] * ("lora" in method)).factory.build()
+    run = pflsim.run(overrides=words)
+    nll = run.per_client().query("split == 'test' and model == @run.reported.model").groupby("round").nll.mean()
+    assert nll[2] < nll[1] < math.log(60) + 0.5

@@ -93,7 +93,7 @@ def test_lines_templates_and_answers(here: Path) -> None:
         (["eval.metrics=[accuracy]"], "accuracy"),
         (["task.class_weights=balanced"], "class_weights"),
         (["method=fedproto"], "fedproto.*fedavg"),
-        (["model=text_transformer"], r"model\.causal=true"),
+        (["model=text_transformer", "model.causal=false"], "next tokens"),
         (["data=digits", "data.path=null"], "data=text"),
         (["task=auto", "data.document=line"], "language_model"),
     ],
