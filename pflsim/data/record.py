@@ -22,8 +22,9 @@ from pflsim.records.files import FORM, valid
 from pflsim.types import SPLITS, Split
 
 DATA_CARD = "data_card.json"
-ENCODER, PICKLED = "encoder.json", "encoder.joblib"
-"""What maps the rows of a table or texts to inputs; a pickle, if it has a tokenizer of transformers."""
+ENCODER, TOKENIZER, PICKLED = "encoder.json", "tokenizer", "encoder.joblib"
+"""What maps the rows of a table or texts to inputs, and the folder of its tokenizer of transformers; runs of earlier
+versions have a pickle."""
 MAX_ROWS = 100_000
 """Test rows of a table up to which scores are recorded unless `tracking.predictions` is given."""
 
@@ -81,12 +82,12 @@ def write_partition(
     if whole.card.lines:
         text = json.dumps(whole.card.record(), indent=1, ensure_ascii=False)
         (folder / DATA_CARD).write_text(f"{text}\n", encoding="utf-8")
-    if getattr(whole.encoder, "tokenizer", None) is not None:
-        import joblib
-
-        joblib.dump(whole.encoder, folder / PICKLED)
-    elif whole.encoder is not None:
-        text = json.dumps(asdict(whole.encoder), ensure_ascii=False)
+    encoder = whole.encoder
+    if (tokenizer := getattr(encoder, "tokenizer", None)) is not None:
+        tokenizer.save_pretrained(folder / TOKENIZER)
+        encoder = replace(encoder, tokenizer=None)
+    if encoder is not None:
+        text = json.dumps(asdict(encoder), ensure_ascii=False)
         (folder / ENCODER).write_text(text, encoding="utf-8")
     with drawing():
         figure = partition_figure(counts, title, partition.shift.groups, partition.names)
@@ -108,11 +109,14 @@ def read_encoder(folder: Path) -> Any:
         SettingsError: it cannot be read, or it is a pickle, as in the folders of earlier versions, and not trusted.
     """
     from pflsim.data.sources.table import Encoder, Fitted
-    from pflsim.data.sources.text_encoder import TextEncoder
+    from pflsim.data.sources.text_encoder import TextEncoder, tokenizer_of
 
     if (file := folder / ENCODER).exists():
         with reading(file, FORM):
-            return valid(Encoder | TextEncoder, json.loads(file.read_text(encoding="utf-8")))
+            found: Any = valid(Encoder | TextEncoder, json.loads(file.read_text(encoding="utf-8")))
+        if (tokenizer := folder / TOKENIZER).is_dir():
+            found = replace(found, tokenizer=tokenizer_of(str(tokenizer)))
+        return found
     if not (file := folder / PICKLED).exists():
         return None
     foreign(f"{PICKLED}, a pickle")

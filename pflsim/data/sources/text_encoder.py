@@ -111,4 +111,4 @@ def tokenizer_of(tokens: str) -> Any:
 
         if not Path(tokens).is_dir():
             raise NotADirectoryError(tokens)
-        return AutoTokenizer.from_pretrained(tokens, local_files_only=True)
+        return AutoTokenizer.from_pretrained(tokens, local_files_only=True, trust_remote_code=False)

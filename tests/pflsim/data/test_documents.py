@@ -83,6 +83,21 @@ def test_lines_templates_and_answers(here: Path) -> None:
     assert np.array_equal((shaped.dataset.y != IGNORED).sum(1), (plain.dataset.y != IGNORED).sum(1))
 
 
+def test_a_tokenizer_whose_end_token_is_its_padding(here: Path) -> None:
+    transformers, tokenizers = pytest.importorskip("transformers"), pytest.importorskip("tokenizers")
+    known = {word: number for number, word in enumerate(["<end>", "[UNK]", "the", "rest", "is", "silence"])}
+    fast = tokenizers.Tokenizer(tokenizers.models.WordLevel(known, unk_token="[UNK]"))
+    fast.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    options = {"eos_token": "<end>", "pad_token": "<end>", "unk_token": "[UNK]"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=fast, **options).save_pretrained("own")
+    made = prepared(*WORDS, "data.path=docs", "data.tokens=own", "data.length=50")
+    x, y = (part[made.partition.train[2]] for part in (made.dataset.x, made.dataset.y))
+    document = [2, 3, 4, 5, 1, 1, 1, 0]  # the rest is silence NUMBER and eve, and the end
+    number = len(made.partition.documents[1].train[2]) if made.partition.documents else 0
+    assert y[y != IGNORED].tolist() == (document * number)[1:] and made.dataset.tokens == 6
+    assert not x[y == IGNORED].any()
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [

@@ -13,10 +13,12 @@ from support import check_loaded, prepared, refusing, settings_of
 
 import pflsim
 from pflsim.cli import main
+from pflsim.config.components import reading_folder
 from pflsim.data.content import row_digests
 from pflsim.data.dataset import Dataset, check_dataset
 from pflsim.data.federate import load_federation
 from pflsim.data.federated import Partition, shard
+from pflsim.data.record import read_encoder
 from pflsim.data.sources import npz, text
 from pflsim.data.sources.own import as_dataset
 from pflsim.data.sources.scikit_learn import breast_cancer, wine
@@ -137,6 +139,9 @@ def test_distilbert_trains_one_by_one_with_a_tokenizer() -> None:
     words = ["data=text", "data.path=notes.csv", "data.client=who", "data.tokens=tokenizer", "data.length=6"]
     assert main([*words, "model=hf", "model.path=bert", *RUN]) == 0
     assert "one by one" in Path("run/run.log").read_text()
+    with reading_folder("run", trusted=False):
+        read = read_encoder(Path("run"))
+    assert read([notes().text[0]]).tolist() == load_federation(settings_of(*words, "method=fedavg"))[0].x[:1].tolist()
     assert pflsim.load_model("run", client=0, trusted=True)(["fine day"]).shape == (1, 2)
 
 
