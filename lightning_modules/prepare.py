@@ -81,7 +81,7 @@ def prepare(
         init=settings.init,
         device=client_device(settings),
         threads=settings.placement.threads,
-        eval_batch_size=settings.eval.batch_size or _eval_batch(dataset),
+        eval_batch_size=settings.eval.batch_size,
         augment=settings.augment,
         metrics=metrics,
         on_nonfinite=settings.on_nonfinite,
@@ -92,6 +92,9 @@ def prepare(
     with torch_threads(factory.threads):
         variants = model_checks.build_variants(factory, dataset, settings)
     module, method = variants[0], component_name(settings, "method")
+    if dataset.language and not settings.eval.batch_size:
+        scores = max(dataset.y.shape[1] * variant.net.num_classes for variant in variants)  # of a row
+        factory = replace(factory, eval_batch_size=max(1, min(FORWARD_BATCH["cpu"], SCORES // scores)))
     given = settings.lockstep_clients
     if new:
         settings = replace(settings, lockstep_clients=new_stack_size(settings, variants, factory.device))
@@ -146,13 +149,6 @@ def prepare(
     slow = precision_warnings(settings.precision, factory.device)
     warnings = (*dataset_warnings(dataset), *module.net.notes, *warnings, *doubts, *slow)
     return PreparedRun(settings, dataset, partition, factory, rule, federation, plan, meta, batches, warnings)
-
-
-def _eval_batch(dataset: Dataset) -> int | None:
-    """Return how many rows of next tokens are evaluated at a time; None: the default of the device."""
-    if not dataset.language:
-        return None
-    return max(1, min(FORWARD_BATCH["cpu"], SCORES // dataset.y[0].size // dataset.num_classes))
 
 
 def _set_optimizer(rule: ServerRule[Any], module: ClientModule, settings: Settings) -> None:

@@ -135,7 +135,8 @@ def own_net(
             module, name, scores = Called(module, ()), f"module.{name}", scores.logits
         if not isinstance(scores, Tensor):
             raise SettingsError(f"{where} returns {type(scores).__name__}; expected one tensor of scores [B, C]")
-        net = OwnNet(module, name.removesuffix("."), (), num_classes).eval()
+        # a model of next tokens may have more of them than the data
+        net = OwnNet(module, name.removesuffix("."), (), scores.shape[-1] if scores.ndim > 2 else num_classes).eval()
         features, again = _output(net.body, inputs), _output(net, inputs)
         same = again is not None and torch.allclose(again, scores, rtol=1e-5, atol=1e-6, equal_nan=True)
         if features is None or not same:

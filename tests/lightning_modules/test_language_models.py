@@ -1,6 +1,9 @@
 """Training and evaluation of next-token prediction, against transformers and by hand."""
 
 import math
+import os
+import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -197,3 +200,25 @@ def test_causal_models_of_transformers(method: str, tied: bool, here: Path) -> N
     run = pflsim.run(overrides=words)
     nll = run.per_client().query("split == 'test' and model == @run.reported.model").groupby("round").nll.mean()
     assert nll[2] < nll[1] < math.log(60) + 0.5
+
+
+@pytest.mark.slow
+def test_memory_of_many_tokens(here: Path) -> None:
+    """A round and its evaluation with 50,000 tokens need less than 1 GB, in a process of its own."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 50_000, "n_positions": 64, "n_embd": 8, "n_layer": 1, "n_head": 2}
+    transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).save_pretrained("gpt2")
+    words = ["method=fedavg", "model=hf", "model.path=gpt2", *RUN, "data.length=64", "rounds=1", "eval.every=1"]
+    Path("run.py").write_text(
+        "import resource, sys, torch, transformers\n"
+        "from ray_actors import run\n"
+        "from pflsim.cli import main\n"
+        "start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        f"assert main({words!r}) == 0\n"
+        "assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start < 2**20\n"
+    )
+    for name, text in {"ann": "a" * 600, "bob": "b" * 600, "eve": "c" * 600}.items():
+        for number in range(8):
+            (here / "docs" / name / f"{number}.txt").write_text(text)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "run.py"], check=True, env=environment, timeout=500)
