@@ -258,9 +258,8 @@ class ClientHost:
             with self._client(task, client, "reply", "reply", training.values) as own:
                 answers[client] = self._replied(own, training.taken, means)
             left = clients[1:] if unchanged(self.module, REPLYING) else ()
-            if (
-                left and training.values.keys() >= self.module.state_dict(keep_vars=True).keys()
-            ):  # not if a buffer has two names
+            # a buffer with two names is in the state twice
+            if left and training.values.keys() >= self.module.state_dict(keep_vars=True).keys():
                 trained, shards = [trainings[client] for client in left], [self.shards[client] for client in left]
                 whole = len(clients) == len(self.stacked_shards[client].first)
                 with client_errors(left[0], task.round_number, "reply", left), torch_threads(self.factory.threads):

@@ -152,7 +152,7 @@ class Dataset:
         Args:
             bins: of regression, the number of quantiles of the first target, which are the classes. A multilabel
                 example has the class of its first label, or one of its own without labels. Texts whose next tokens are
-            predicted have one class.
+                predicted have one class.
             rows: decide these quantiles.
         """
         if self.task == "classification":

@@ -35,5 +35,5 @@ def token_metrics(right: float, loss: float, tokens: float) -> dict[str, float]:
     if not tokens:
         return {"tokens": 0.0}
     nll = loss / tokens
-    perplexity = math.exp(nll) if nll < 700 else math.inf
+    perplexity = math.inf if nll > 700 else math.exp(nll)  # NaN stays NaN
     return dict(zip(METRICS, (nll, perplexity, right / tokens, float(tokens)), strict=True))

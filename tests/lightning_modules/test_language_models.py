@@ -71,6 +71,9 @@ def test_sums_over_tokens() -> None:
     nll = (math.log(2) + math.log(10)) / 2
     wanted = {"nll": nll, "perplexity": math.exp(nll), "token_accuracy": 0.5, "tokens": 2.0}
     assert token_metrics(*sums[0]) == pytest.approx(wanted)
+    assert (
+        math.isnan(token_metrics(0, math.nan, 2)["perplexity"]) and token_metrics(0, 1e9, 2)["perplexity"] == math.inf
+    )
 
 
 def test_means_over_clients_and_over_all_tokens() -> None:
