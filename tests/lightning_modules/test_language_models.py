@@ -211,7 +211,7 @@ def test_memory_of_many_tokens(here: Path) -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"vocab_size": 50_000, "n_positions": 64, "n_embd": 8, "n_layer": 1, "n_head": 2}
     transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).save_pretrained("gpt2")
-    words = ["method=fedavg", "model=hf", "model.path=gpt2", *RUN, "data.length=64", "rounds=1", "eval.every=1"]
+    words = ["method=fedavg", "model=hf", "model.path=gpt2", *RUN, "data.length=64", "rounds=1", "local_steps=2"]
     Path("run.py").write_text(
         "import resource, sys, torch, transformers\n"
         "from ray_actors import run\n"
@@ -220,7 +220,7 @@ def test_memory_of_many_tokens(here: Path) -> None:
         f"assert main({words!r}) == 0\n"
         "assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start < 2**20\n"
     )
-    for name, text in {"ann": "a" * 600, "bob": "b" * 600, "eve": "c" * 600}.items():
+    for name, text in {"ann": "a" * 5000, "bob": "b" * 5000, "eve": "c" * 5000}.items():
         for number in range(8):
             (here / "docs" / name / f"{number}.txt").write_text(text)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
