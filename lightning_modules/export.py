@@ -127,6 +127,23 @@ class LoadedModel(nn.Module):
             raise SettingsError(f"no threshold was chosen in round {self.about['round']}: choose another with --round")
         return (of_class_1(scores) >= threshold).long().masked_fill_(~scores.isfinite().all(1), -1)
 
+    def generate(self, prompt: str, **options: Any) -> str:
+        """Return a prompt with the text by which a causal model of transformers continues it.
+
+        Args:
+            prompt: the text.
+            options: arguments of `transformers.GenerationMixin.generate`, such as `max_new_tokens`.
+
+        Raises:
+            SettingsError: the model is another one, or the method does not predict by a single net.
+        """
+        _, model = self._original()
+        if not hasattr(model, "generate"):
+            raise SettingsError(self._refusal)
+        tokens, (end, padding) = torch.tensor(self.encoder.ids([prompt])), self.encoder.marks
+        known = {"attention_mask": torch.ones_like(tokens), "eos_token_id": end, "pad_token_id": padding}
+        return str(self.encoder.text(model.generate(tokens, **{"use_cache": True, **known, **options})[0].tolist()))
+
     def save_pretrained(self, folder: str | Path) -> None:
         """Write a model of transformers or PEFT in its library's format; with `lora`, write the adapters and the head.
 
@@ -136,18 +153,32 @@ class LoadedModel(nn.Module):
         Raises:
             SettingsError: the model is another one, or the method does not predict by a single net.
         """
+        net, model = self._original()
+        if save_adapters(net, model, Path(folder)):
+            return
+        if not hasattr(model, "save_pretrained"):
+            raise SettingsError(self._refusal)
+        model.save_pretrained(folder)
+
+    @property
+    def _refusal(self) -> str:
+        what = f"method={self.about['method']} with model={self.about['net']}"
+        return f"{what} does not predict by one model of transformers or PEFT; use pflsim.export, or call the model"
+
+    def _original(self) -> tuple[OwnNet, Any]:
+        """Return the net that predicts, and a copy of the user's module in it.
+
+        Raises:
+            SettingsError: the method does not predict by a single net.
+        """
         client, shape, tokens = self.client, (2, *self.about["shape"]), self.about["tokens"]
         with torch.no_grad(), seeded_global(0, "trial"):
             inputs = torch.randn(shape) if tokens is None else torch.randint(tokens, shape)
             scores = (client.predict_global if self.predict_global else client.predict)(inputs)
             nets = [net for net in client.modules() if isinstance(net, OwnNet) and net(inputs).equal(scores)]
-        model: Any = nets[0].original() if nets else None
-        if nets and save_adapters(nets[0], model, Path(folder)):
-            return
-        if not hasattr(model, "save_pretrained"):
-            what = f"method={self.about['method']} with model={self.about['net']}"
-            raise SettingsError(f"{what} does not predict by one model of transformers or PEFT; use pflsim.export")
-        model.save_pretrained(folder)
+        if not nets:
+            raise SettingsError(self._refusal)
+        return nets[0], nets[0].original()
 
 
 class SavedModels:

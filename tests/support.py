@@ -53,6 +53,11 @@ from pflsim.types import ClientInfo, NewcomerRecord, RoundRecord
 
 METHODS = sorted(path.stem for path in (CONFIGS / "method").glob("*.yaml") if not path.stem.endswith("lora"))
 """All method files, found on disk; those that need adapters have the contract in tests/methods/test_lora.py."""
+OF_TOKENS = (
+    "local", "fedavg", "fedprox", "ditto", "fedper", "fedrep", "fedala", "apfl", "scaffold", "fedsa_lora", "ffa_lora",
+    "hetlora", "flexlora", "feddpa_lora",
+)  # fmt: skip
+"""Those that predict next tokens."""
 STACKED = [method for method in METHODS if method not in ("apple", "floco")]
 """Those that train in lockstep."""
 IN_BOTH_TIERS = {"fedalp", "fedavg", "fedfcd", "pfedcfr", "pfedla", "pfedpm"}

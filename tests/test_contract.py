@@ -123,6 +123,34 @@ def test_other_tasks(method: str, task: str, check: Callable[[checks.Make], None
         check(lambda *overrides: job(method, *overrides, *settings))
 
 
+def language(method: str, folder: Path) -> checks.Make:
+    """Return what prepares a small run with a causal model on the texts of four authors."""
+    for client, line in enumerate(("to be or not to be", "all the world's a stage", "the rest", "if music be")):
+        (folder / "docs" / str(client)).mkdir(parents=True)
+        for number in range(10):
+            (folder / "docs" / str(client) / f"{number}.txt").write_text(f"{line} {number * client}")
+    words = [
+        "task=language_model", "data=text", f"data.path={folder / 'docs'}", "data.tokens=characters", "data.length=12",
+        "model=text_transformer", "model.width=8", "batch_size=4", "lr=0.5", *["lora.r=2"] * ("lora" in method),
+        *["method.ranks=[1,2]"] * (method in ("hetlora", "flexlora")),
+    ]  # fmt: skip
+    return maker(method, words, [CONFIGS])
+
+
+@pytest.mark.parametrize("check", [check for check in checks.CHECKS if check is not checks.batch_norm_works])
+@pytest.mark.parametrize("method", slow_except({"ditto"}, support.OF_TOKENS))
+def test_next_tokens(method: str, check: Callable[[checks.Make], None], tmp_path: Path) -> None:
+    with suppress(checks.Skipped), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the Trainer
+        check(language(method, tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", support.OF_TOKENS)
+def test_next_tokens_on_actors(method: str, pool: ActorPool, tmp_path: Path) -> None:
+    actors_equal_inline(language(method, tmp_path), pool)
+
+
 @pytest.mark.parametrize("method", support.RUN_PARAMS)
 def test_equal_on_actors(method: str, pool: ActorPool) -> None:
     actors_equal_inline(partial(job, method), pool)

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 from copy import deepcopy
-from typing import Literal, cast
+from typing import Annotated, Literal, cast
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -14,7 +15,6 @@ from lightning_modules.losses import example_losses
 from lightning_modules.nets.net import Net, evaluating
 from lightning_modules.phases import Phase, Schedule
 from lightning_modules.training import Training
-from pflsim.config.settings import Count
 from pflsim.data.federated import Shard
 from pflsim.errors import SettingsError
 from pflsim.params import Selector
@@ -23,6 +23,7 @@ from pflsim.tasks.task import in_float32
 from pflsim.types import ModelKind, Tensors
 
 MODELS = Selector(("net", "others"))
+Few = Annotated[int, Ge(1), Le(100)]
 
 
 class FedEM(ClientModule):
@@ -63,8 +64,8 @@ class FedEM(ClientModule):
         net: Net,
         training: Training,
         *,
-        components: Count = 3,
-        e_steps: Count = 1,
+        components: Few = 3,
+        e_steps: Few = 1,
         differ: Literal["net", "head"] = "net",
     ):
         super().__init__(net, training)

@@ -80,7 +80,7 @@ def load_weights(net: Net, path: str, strict: bool) -> None:
     from safetensors.torch import load_file
 
     own = {net.name_of(key) if isinstance(net, OwnNet) else key: t for key, t in net.state_dict(keep_vars=True).items()}
-    with reading(path, "a safetensors file, or a state_dict saved by torch.save"):
+    with reading(f"pretrained.weights={path}", "a safetensors file, or a state_dict saved by torch.save"):
         saved = load_file(path) if path.endswith(".safetensors") else torch.load(path, "cpu", weights_only=True)
         if not all(isinstance(value, Tensor) for value in saved.values()):
             raise TypeError("it has other values than tensors")

@@ -1,4 +1,4 @@
-"""The command line `pflsim baselines data=table …`: regressions that statisticians know, as runs of their own."""
+"""The command line `pflsim baselines`: regressions of a table, or untrained models of texts, as runs of their own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pflsim.analysis.baselines import Baselines, Predict, Rows
-from pflsim.config.components import TARGET, component_name
+from pflsim.config.components import FEDAVG, TARGET, component_name
 from pflsim.config.compose import OWN_DEFAULTS, config_folders, configs, parse, to_settings
 from pflsim.config.names import nearest
 from pflsim.config.settings import Settings
@@ -44,38 +44,61 @@ MODELS = {"pooled": "pooled_regression", "local": "local_regression", "mixed": "
 """Baselines, and their names among the methods."""
 PHASES: dict[str, EvalPhase] = {"pooled": "received", "local": "trained", "mixed": "trained"}
 """When the models of runs that are like them are evaluated."""
+RUNS = Path("runs")
+BASE_MODEL = "base_model"
+BASE = {"client": {TARGET: "lightning_modules.base_model.BaseModel"}, "server": {TARGET: FEDAVG}}
+"""The baseline of task=language_model as a method, and its name."""
 EXAMPLES = """examples:
   {program} baselines data=table data.path=visits.csv data.label=readmitted data.client=hospital seed=0,1,2
   {program} baselines data=table data.path=scores.csv data.label=score data.client=school --models mixed --slopes age
+  {program} baselines task=language_model data=text data.path=notes model=hf model.path=DIR seed=0,1,2
 
 Give the data settings and the seeds of the runs to compare with. pooled is one linear or logistic regression on the
 rows of all clients, local is one for each client, and mixed is a mixed model with a random intercept of each client,
-and random slopes of the columns that --slopes names. compare and report show them beside the runs.
+and random slopes of the columns that --slopes names. With task=language_model, the baseline is the model of the runs
+before any training. compare and report show them beside the runs.
 """
 
 
 def options(add: Callable[..., Any]) -> None:
     """Add the options of the command."""
-    add("settings", nargs="+", metavar="SETTING", help="data=table, and settings of data, split, eval and seed")
-    add("--models", default=",".join(MODELS), metavar="A,B", help=f"default: {','.join(MODELS)}")
+    add("settings", nargs="+", metavar="SETTING", help="settings of data, split, eval and seed; of task and model too")
+    add("--models", metavar="A,B", help=f"of a table; default: {','.join(MODELS)}")
     add("--slopes", default="", metavar="A,B", help="columns whose effect differs between clients in mixed")
-    add("--into", type=Path, default=Path("runs"), metavar="DIR", help="folder for the run folders; default: runs")
+    add("--into", type=Path, default=RUNS, metavar="DIR", help="folder for the run folders; default: runs")
     add("--config-dir", action="append", default=[], metavar="DIR", help="look for groups in DIR too; may be repeated")
 
 
 def execute(options: argparse.Namespace) -> None:
-    """Fit regressions that see all rows of a table in one place, on the rows and seeds of runs."""
+    """Fit regressions to the rows of a table, or evaluate the base model of next tokens, on the seeds of runs."""
     from pflsim.analysis.compare import print_comparisons
 
-    models, slopes = (list(filter(None, words.split(","))) for words in (options.models, options.slopes))
     values = parse(options.settings)
-    check_options(models, slopes, values)
+    language = values.get("task", values.get("task.name")) == "language_model"
+    asked = options.models or ("" if language else ",".join(MODELS))
+    models, slopes = (list(filter(None, words.split(","))) for words in (asked, options.slopes))
+    check_options(models, slopes, values, [""] if language else MODELS)
     doing("importing PyTorch and reading the settings")
     runs = [to_settings(each) for each in configs(values, True, config_folders(options.config_dir))[1]]
+    if language:
+        return print_comparisons([*_base_models(runs, options.into)])
     for settings in runs:
         _check_settings(settings, models)
     folders = [folder for settings in runs for folder in run_baselines(settings, models, slopes, options.into)]
     print_comparisons(folders)
+
+
+def _base_models(runs: Sequence[Settings], into: Path) -> Iterator[Path]:
+    """Evaluate what the clients of runs start from; yield a run folder for each."""
+    from pflsim.commands.sweep import new_runner
+
+    with new_runner(runs[0], own_process=True) as runner:
+        for settings in runs:
+            folder = None if into == RUNS else str(into / f"{BASE_MODEL}-s{settings.seed}")
+            names = {**settings.names, "method": BASE_MODEL}
+            progress = "quiet" if settings.progress == "auto" else settings.progress
+            run = replace(settings, method=BASE, names=names, rounds=1, run_dir=folder, progress=progress)
+            yield runner.run(run, ())
 
 
 def check_options(
@@ -120,10 +143,8 @@ def run_baselines(settings: Settings, models: Sequence[str], slopes: Sequence[st
         RunError: a baseline cannot be fitted.
     """
     dataset, partition = load_federation(settings)
-    if dataset.task in ("multilabel", "language_model"):
-        raise SettingsError(
-            f"baselines predict one class or one value of each row, and the run has task={dataset.task}"
-        )
+    if dataset.task == "multilabel":
+        raise SettingsError("baselines predict one class or one value of each row, and the run has task=multilabel")
     task = task_of(settings, dataset, partition)
     metrics = metrics_of(settings.eval.metrics, task, settings.eval.primary)
     measures = measures_of(task, metrics, settings.eval)

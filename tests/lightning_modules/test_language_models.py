@@ -18,6 +18,9 @@ import pflsim
 from lightning_modules.nets.char_lstm import CharLSTM
 from lightning_modules.nets.text_transformer import TextTransformer
 from lightning_modules.phases import Phase
+from pflsim import cli
+from pflsim.analysis.comparison import compare_sets
+from pflsim.analysis.runs import find_runs, read_run
 from pflsim.data.sources.documents import Packer
 from pflsim.records.evaluation import evaluation
 from pflsim.tasks.language import IGNORED, token_metrics, token_sums
@@ -203,6 +206,43 @@ def test_causal_models_of_transformers(method: str, tied: bool, here: Path) -> N
     run = pflsim.run(overrides=words)
     nll = run.per_client().query("split == 'test' and model == @run.reported.model").groupby("round").nll.mean()
     assert nll[2] < nll[1] < math.log(60) + 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing")  # of PEFT
+@pytest.mark.parametrize("method", ["fedavg", "ditto lora.r=2"])
+def test_saved_models_generate_as_transformers(method: str, here: Path) -> None:
+    transformers, peft = (pytest.importorskip(name) for name in ("transformers", "peft"))
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=60, n_positions=40, n_embd=8, n_layer=2, n_head=2, eos_token_id=0)
+    transformers.GPT2LMHeadModel(config).save_pretrained("gpt2")
+    words = [*f"method={method}".split(), "model=hf", "model.path=gpt2", *RUN, "rounds=2", "lr=0.5"]
+    loaded = pflsim.load_model(pflsim.run(overrides=words), None if method == "fedavg" else "bob")
+    loaded.save_pretrained("out")
+    kind, x = transformers.AutoModelForCausalLM, torch.randint(20, (2, 12))
+    saved = kind.from_pretrained("out" if method == "fedavg" else "gpt2")
+    saved = (saved if method == "fedavg" else peft.PeftModel.from_pretrained(saved, "out")).eval()
+    torch.testing.assert_close(saved(x).logits, loaded(x), rtol=1e-5, atol=1e-5)
+    tokens = loaded.encoder.ids(["to be"])[0]
+    for _ in range(4):  # greedy
+        tokens.append(int(saved(torch.tensor([tokens])).logits[0, -1, :20].argmax()))
+    only = {"max_new_tokens": 4, "do_sample": False, "suppress_tokens": [*range(20, 60)]}
+    assert loaded.generate("to be", **only) == loaded.encoder.text(tokens) != "to be"
+
+
+def test_the_base_model_is_evaluated_untrained(here: Path) -> None:
+    words = [*TRANSFORMER, *RUN]
+    assert cli.main(["baselines", *words, "seed=0,1", "--into", "beside"]) == 0
+    runs = [pflsim.run(overrides=[*words, "method=local", "rounds=1", f"seed={seed}"]) for seed in (0, 1)]
+    beside = [read_run(folder) for folder in find_runs(["beside"])]
+    made = prepared(*words, "method=local")
+    x, y = (torch.from_numpy(part[made.partition.test[1]]) for part in (made.dataset.x, made.dataset.y))
+    p = made.factory.build().eval().net(x).softmax(-1)
+    nll = beside[0].per_client().query("client == 1 and split == 'test'").nll.item()
+    assert nll == pytest.approx(-p.gather(2, y.clamp(0)[..., None]).log()[y != IGNORED].mean().item(), rel=1e-5)
+    (found,) = compare_sets([*runs, *beside])
+    assert [row.label for row in (*found.rows, *found.baselines)] == ["Local", "Base model"]
+    assert cli.main(["baselines", *words, "--models", "pooled"]) == 1
 
 
 @pytest.mark.slow

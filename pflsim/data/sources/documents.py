@@ -127,12 +127,7 @@ def _fitted(
     whole = np.unique(np.concatenate(partition.common)).tolist()
     seen = [part[row] for part in (texts, answers or ()) for row in whole if part]
     known = encoder.fit([*map(str, seen)], max(vocabulary - 1, 3))
-    tokenizer, end = known.tokenizer, known.size
-    padding = 0
-    if tokenizer is not None:
-        end = tokenizer.eos_token_id
-        padding = end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    packer = Packer(known.length, end, padding)
+    tokenizer, packer = known.tokenizer, Packer(known.length, *known.marks)
     ids, replies = known.ids(texts), known.ids(answers) if answers else None
     found, rows, first = list[tuple[np.ndarray, np.ndarray]](), dict[str, list[np.ndarray]](), 0
     for name in SPLITS:

@@ -80,6 +80,21 @@ class TextEncoder:
         """Return the number of different tokens."""
         return len(self.numbers) + UNKNOWN + 1 if self.tokenizer is None else len(self.tokenizer)
 
+    @property
+    def marks(self) -> tuple[int, int]:
+        """Return the token that ends a document, and that which fills a block after it."""
+        if self.tokenizer is None:
+            return self.size, 0
+        end, padding = self.tokenizer.eos_token_id, self.tokenizer.pad_token_id
+        return end, end if padding is None else padding
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens; those that stand for no text are left out."""
+        if self.tokenizer is not None:
+            return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+        named = {number: token for token, number in self.numbers.items()}
+        return ("" if self.characters else " ").join(named[token] for token in tokens if token in named)
+
     def __call__(self, texts: Any, client: int | None = None) -> np.ndarray:
         """Return the tokens [n, length], or with the mask [n, 2, length], int64, of texts or of rows of a frame."""
         if hasattr(texts, "columns"):
