@@ -131,7 +131,7 @@ def language(method: str, folder: Path) -> checks.Make:
             (folder / "docs" / str(client) / f"{number}.txt").write_text(f"{line} {number * client}")
     words = [
         "task=language_model", "data=text", f"data.path={folder / 'docs'}", "data.tokens=characters", "data.length=12",
-        "model=text_transformer", "model.width=8", "batch_size=4", "lr=0.5", *["lora.r=2"] * ("lora" in method),
+        "model=text_transformer", "model.width=8", "batch_size=4", "lr=0.2", *["lora.r=2"] * ("lora" in method),
         *["method.ranks=[1,2]"] * (method in ("hetlora", "flexlora")),
     ]  # fmt: skip
     return maker(method, words, [CONFIGS])

@@ -102,7 +102,9 @@ class FailurePolicy:
         error = failure.error
         suspects = error.suspects
         if self.names:
+            cause = error.__cause__
             error = ClientError(error.client, error.round_number, error.phase, error.reason, suspects, self.names)
+            error.__cause__ = cause
         text = f"{error} [{failure.where}]" if failure.where else str(error)
         if failure.kind == "nonfinite":
             if self.on_nonfinite == "abort":

@@ -77,6 +77,8 @@ def execute(options: argparse.Namespace) -> None:
     language = values.get("task", values.get("task.name")) == "language_model"
     asked = options.models or ("" if language else ",".join(MODELS))
     models, slopes = (list(filter(None, words.split(","))) for words in (asked, options.slopes))
+    if language and (models or slopes):
+        raise SettingsError("--models and --slopes are of a table, not of task=language_model; leave them out")
     check_options(models, slopes, values, [""] if language else MODELS)
     doing("importing PyTorch and reading the settings")
     runs = [to_settings(each) for each in configs(values, True, config_folders(options.config_dir))[1]]
