@@ -335,7 +335,8 @@ def load_model(
         A module in evaluation mode that maps examples [B, ...], as the data source gives them, to scores [B, C]. It
         scales its inputs. Its attribute `client` is the client's module, whose `net` has the weights. Its method
         `predict_frame(frame)` returns the probabilities and classes, or the values, of the rows of a pandas frame;
-        `save_pretrained(folder)` writes models of transformers and PEFT in their format.
+        `save_pretrained(folder)` writes models of transformers and PEFT in their format; with a causal model of
+        transformers, `generate(prompt)` continues a text.
 
     Raises:
         SettingsError: there is no such model, it cannot be read, or loading it would run code that is not trusted.

@@ -130,7 +130,7 @@ def _examples(groups: Sequence[Group]) -> Iterator[str]:
     by_seed: dict[int, dict[str, list[Group]]] = {}
     for group in groups:
         for run in group.runs:
-            by_seed.setdefault(run.seed, {}).setdefault(run.partition_hash, []).append(group)
+            by_seed.setdefault(run.seed, {}).setdefault(run.examples_hash, []).append(group)
     conflicts = {seed: holders for seed, holders in by_seed.items() if len(holders) > 1}
     different = [_values(key, groups) for key in _differing(groups, FEDERATION)]
     if conflicts and different:

@@ -79,6 +79,7 @@ PartitionFile = keys({
     "hash": str, "data": NotRequired[str], "partition": NotRequired[str], "clients": NotRequired[int],
     "classes": NotRequired[int], "inputs": NotRequired[Inputs], "train": NotRequired[list[list[int]]],
     "names": NotRequired[list[str]], "values": NotRequired[list[str]], "task": NotRequired[Mapping[str, Any]],
+    "vocabulary": NotRequired[str],
     "class_counts": NotRequired[list[keys({"train": list[int]})]],
 })  # fmt: skip
 """The keys of partition.json that are read back."""
@@ -327,6 +328,11 @@ class Run:
     def partition_hash(self) -> str:
         """The hash of every client's examples."""
         return self.partition["hash"]
+
+    @property
+    def examples_hash(self) -> str:
+        """The hash of every client's examples; with task=language_model, also of the vocabulary of its tokens."""
+        return self.partition.get("vocabulary", self.partition_hash)
 
     @cached_property
     def own_code(self) -> dict[str, str]:

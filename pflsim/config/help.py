@@ -35,7 +35,7 @@ Commands that read run folders:
   predict             apply a trained model to new rows: predict RUN rows.csv --client north --out predictions.csv
 
 Commands without a run:
-  baselines           fit regressions to the rows of a table, to stand beside runs
+  baselines           fit regressions to a table, or evaluate an untrained language model, beside runs
   partition           write and draw the partition of some settings: partition data=mnist clients=20 into=FOLDER
   check-method        check that a method keeps its contract: check-method mine.moon
 

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,6 +69,9 @@ def write_partition(
         head["task"] = task
     if partition.names:
         head["names"] = list(partition.names)
+    if whole.language:
+        text = json.dumps([digest, sorted(whole.encoder.known.items())])
+        head["vocabulary"] = blake2b(text.encode(), digest_size=16).hexdigest()
     if dataset.values:
         head["values"] = [str(value) for value in dataset.values]
     if partition.shift.groups:

@@ -20,6 +20,7 @@ from lightning_modules.nets.text_transformer import TextTransformer
 from lightning_modules.phases import Phase
 from pflsim import cli
 from pflsim.analysis.comparison import compare_sets
+from pflsim.analysis.groups import check_evaluation, group_runs
 from pflsim.analysis.runs import find_runs, read_run
 from pflsim.data.sources.documents import Packer
 from pflsim.records.evaluation import evaluation
@@ -243,6 +244,17 @@ def test_the_base_model_is_evaluated_untrained(here: Path) -> None:
     (found,) = compare_sets([*runs, *beside])
     assert [row.label for row in (*found.rows, *found.baselines)] == ["Local", "Base model"]
     assert cli.main(["baselines", *words, "--models", "pooled"])
+
+
+def test_other_tokens_are_not_compared(here: Path) -> None:
+    """The documents of the clients are the same, and a loss of a word is not one of a character."""
+    words = [*TRANSFORMER, *RUN, "rounds=1"]
+    runs = [
+        pflsim.run(overrides=[*words, f"method={method}", f"data.tokens={tokens}"])
+        for method, tokens in (("local", "characters"), ("fedavg", "characters"), ("fedavg", "words"))
+    ]
+    assert len({run.partition_hash for run in runs}) == 1
+    assert not check_evaluation(group_runs(runs[:2])) and check_evaluation(group_runs(runs[1:]))
 
 
 @pytest.mark.slow

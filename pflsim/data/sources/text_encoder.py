@@ -81,6 +81,11 @@ class TextEncoder:
         return len(self.numbers) + UNKNOWN + 1 if self.tokenizer is None else len(self.tokenizer)
 
     @property
+    def known(self) -> dict[str, int]:
+        """Return the number of each token, without those of marks unless a tokenizer has them."""
+        return self.numbers if self.tokenizer is None else self.tokenizer.get_vocab()
+
+    @property
     def marks(self) -> tuple[int, int]:
         """Return the token that ends a document, and that which fills a block after it."""
         if self.tokenizer is None:
