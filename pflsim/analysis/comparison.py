@@ -268,8 +268,8 @@ class Comparison:
 
     @property
     def metrics(self) -> list[str]:
-        """The names of the metrics besides the primary one that a row has."""
-        return list(dict.fromkeys(name for row in self.rows for name in row.metrics))
+        """The names of the metrics besides the primary one that a row has; the number of tokens is none."""
+        return list(dict.fromkeys(name for row in self.rows for name in row.metrics if name != "tokens"))
 
     @property
     def primary(self) -> str:
