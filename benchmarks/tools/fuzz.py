@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import faulthandler
 import importlib
 import io
 import multiprocessing
@@ -204,7 +203,6 @@ def in_child(words: list[str], folder: Path, seconds: float) -> tuple[str, str]:
     """Return the `outcome` of a command line in a process of its own, which a signal or the time limit may end."""
 
     def run() -> None:
-        faulthandler.dump_traceback_later(seconds, exit=True)
         kind, said = outcome(words, folder)
         sent.send((kind, said.strip()[-1500:]))
 
@@ -213,9 +211,13 @@ def in_child(words: list[str], folder: Path, seconds: float) -> tuple[str, str]:
     process = context.Process(target=run)
     process.start()
     sent.close()
-    process.join()
+    process.join(seconds)
+    if process.is_alive():
+        process.kill()
+        process.join()
+        return "hung", ""
     if process.exitcode:
-        return (f"signal {-process.exitcode}" if process.exitcode < 0 else "hung"), ""
+        return f"signal {-process.exitcode}", ""
     return found.recv()
 
 
