@@ -16,7 +16,7 @@ from pflsim.data.dataset import IGNORED, Card, Dataset
 from pflsim.data.federated import Partition
 from pflsim.data.sources.columns import card_of
 from pflsim.data.sources.frames import Source, defaults_of, read_rows
-from pflsim.data.sources.text_encoder import UNKNOWN, TextEncoder, tokenizer_of
+from pflsim.data.sources.text_encoder import TextEncoder, tokenizer_of
 from pflsim.errors import SettingsError
 from pflsim.types import SPLITS
 
@@ -151,7 +151,7 @@ def _fitted(
     packed = replace(
         documents, x=x, y=y, num_classes=known.size + (tokenizer is None), train_size=sum(map(len, rows["train"])),
         vocabulary=known.size + (tokenizer is None), encoder=known, clients=None, client_names=(), groups=None,
-        rows=None, content=None, card=_card(dataset.card, x, y, packer, predicted, ids, replies, tokenizer is None),
+        rows=None, content=None, card=_card(dataset.card, x, y, packer, predicted, ids, replies, known.unknown_token),
     )  # fmt: skip
     parts = {name: tuple(own) for name, own in rows.items()}
     return packed, replace(partition, **parts, documents=(documents, partition))
@@ -159,7 +159,7 @@ def _fitted(
 
 def _card(
     card: Card, x: np.ndarray, y: np.ndarray, packer: Packer, predicted: Sequence[int], ids: Sequence[Sequence[int]],
-    answers: Sequence[Sequence[int]] | None, lacks: bool,
+    answers: Sequence[Sequence[int]] | None, unknown: int | None,
 ) -> Card:  # fmt: skip
     """Return the card with what became of the documents."""
     present = np.arange(x.shape[1]) <= np.where(y != IGNORED, np.arange(x.shape[1]), -1).max(1, keepdims=True)
@@ -168,8 +168,8 @@ def _card(
         ("tokens of a client", span),
         ("blocks", f"{len(x):,} of {packer.length} tokens, {1 - present.mean():.1%} padding"),
     ]
-    if lacks:
-        lines.append(("unknown tokens", f"{(x[present] == UNKNOWN).mean():.1%}"))
+    if unknown is not None:
+        lines.append(("unknown tokens", f"{(x[present] == unknown).mean():.1%}"))
     if answers is not None:
         cut = sum(len(a) + len(b) > packer.length for a, b in zip(ids, answers, strict=True))
         lines.append(("documents cut", f"{cut:,} of {len(ids):,}"))

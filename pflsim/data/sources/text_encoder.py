@@ -93,6 +93,12 @@ class TextEncoder:
         end, padding = self.tokenizer.eos_token_id, self.tokenizer.pad_token_id
         return end, end if padding is None else padding
 
+    @property
+    def unknown_token(self) -> int | None:
+        """Return the token of what is not in the vocabulary; None: there is none, or it is the end token too."""
+        token = UNKNOWN if self.tokenizer is None else self.tokenizer.unk_token_id
+        return None if token == self.marks[0] else token
+
     def text(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens; those that stand for no text are left out."""
         if self.tokenizer is not None:

@@ -96,6 +96,9 @@ def test_a_tokenizer_whose_end_token_is_its_padding(here: Path) -> None:
     number = len(made.partition.documents[1].train[2]) if made.partition.documents else 0
     assert y[y != IGNORED].tolist() == (document * number)[1:] and made.dataset.tokens == 6
     assert not x[y == IGNORED].any()
+    inputs = [part for part in made.dataset.x if part.any()]
+    share = sum(int((part == 1).sum()) for part in inputs) / int((made.dataset.y != IGNORED).sum())
+    assert dict(made.dataset.card.lines)["unknown tokens"] == f"{share:.1%}"
 
 
 @pytest.mark.parametrize(
