@@ -243,7 +243,7 @@ def test_the_base_model_is_evaluated_untrained(here: Path) -> None:
     assert nll == pytest.approx(-p.gather(2, y.clamp(0)[..., None]).log()[y != IGNORED].mean().item(), rel=1e-5)
     (found,) = compare_sets([*runs, *beside])
     assert [row.label for row in (*found.rows, *found.baselines)] == ["Local", "Base model"]
-    assert cli.main(["baselines", *words, "--models", "pooled"])
+    assert cli.main(["baselines", *words, "--models", "pooled"]) == 2
 
 
 def test_other_tokens_are_not_compared(here: Path) -> None:
